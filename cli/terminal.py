@@ -1,0 +1,46 @@
+"""What the commands print with: plain helpers without state, and rich consoles made only when needed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Everything below space but tab and newline, delete, and the eight-bit controls: a model's answer, or an error from
+# far away, must not drive the terminal.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """Return `text` without terminal control characters; tabs and newlines stay."""
+    return _CONTROLS.sub("", text)
+
+
+def one_line(text: str, *, limit: int = 400) -> str:
+    """Return `text` as one printable line of at most `limit` characters."""
+    line = " ".join(printable(text.replace("\n", " ")).split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def human_size(size: float) -> str:
+    """Return a number of bytes in the largest binary unit that leaves at least 1, e.g. `1.5 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def note(text: str) -> None:
+    """Print a line for the person at the terminal: standard error, so that standard output stays clean for pipes."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def console(*, to_stderr: bool = False) -> Console:
+    """Return a rich console on standard output, or on standard error."""
+    from rich.console import Console  # noqa: PLC0415  rich costs more than many commands need
+
+    return Console(stderr=to_stderr, highlight=False)
