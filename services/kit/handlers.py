@@ -1,0 +1,79 @@
+"""Wrap the handler of any of the four RPC kinds in one async context manager.
+
+The wrapper is always a coroutine that writes to the context, never an async generator: when a caller leaves while a
+message is being written, the cancellation is raised inside the wrapper, which then closes the service's generator at
+once and in the same task. A generator around a generator would be closed by the garbage collector, later and in
+another task, and with it everything the service does in its `finally`.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc
+import grpc.aio
+
+if TYPE_CHECKING:  # generic in the stubs only
+    Handler = grpc.RpcMethodHandler[Any, Any]
+    Context = grpc.aio.ServicerContext[Any, Any]
+else:
+    Handler = grpc.RpcMethodHandler
+    Context = grpc.aio.ServicerContext
+
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
+Around = Callable[[Context, str], AbstractAsyncContextManager[None]]
+
+Behaviour = Callable[[Any, Context], Any]
+
+
+def wrap_handler(handler: Handler | None, around: Around, method: str) -> Handler | None:
+    """Return a handler of the same kind whose behaviour runs inside `around(context, method)`; None stays None."""
+    if handler is None:
+        return None
+    if handler.response_streaming:
+        inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
+        make = (
+            grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
+        )
+        outer = _streaming(cast("Behaviour", inner), around, method)
+    else:
+        inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
+        make = (
+            grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+        )
+        outer = _single(cast("Behaviour", inner), around, method)
+    wrapped: Handler = cast("Any", make)(outer, handler.request_deserializer, handler.response_serializer)
+    return wrapped
+
+
+def _single(behaviour: Behaviour, around: Around, method: str) -> Behaviour:
+    async def respond(request: Any, context: Context) -> Any:  # noqa: ANN401 - any message
+        async with around(context, method):
+            return await behaviour(request, context)
+
+    return respond
+
+
+def _streaming(behaviour: Behaviour, around: Around, method: str) -> Behaviour:
+    async def respond(request: Any, context: Context) -> None:  # noqa: ANN401 - any message
+        async with around(context, method):
+            result = behaviour(request, context)
+            if not hasattr(result, "__aiter__"):
+                await result  # the other style: a coroutine that writes to the context itself
+                return
+            async with aclosing(cast("AsyncGenerator[Any, None]", result)) as messages:
+                async for message in messages:
+                    await context.write(message)
+
+    return respond
+
+
+def refusing_handler(handler: Handler, error: Exception) -> Handler:
+    """Return a handler of the same kind that raises `error` instead of reading the request."""
+
+    @asynccontextmanager
+    async def refuse(_context: Context, _method: str) -> AsyncIterator[None]:
+        raise error
+        yield
+
+    return cast("Handler", wrap_handler(handler, refuse, ""))
