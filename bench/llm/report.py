@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
+CALM_CORES = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,16 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Both sides at one number of streams; sequences are (first side, second side)."""
+    """Both sides at one number of streams; pairs are (first side, second side).
+
+    A round is calm when other programs kept less than CALM_CORES busy during both of its halves.
+    """
 
     concurrency: int
     tokens_per_s: tuple[Spread, Spread]
     speed_ratio: Spread
+    calm_ratio: Spread | None
+    calm_rounds: int
     first_ms: tuple[Spread, Spread]
     first_ratio: Spread
     steps: tuple[StepCost, StepCost]
@@ -61,10 +67,13 @@ def _split(samples: Sequence[Sample], concurrency: int, names: tuple[str, str]) 
 
 def _compare(concurrency: int, ours: list[Sample], theirs: list[Sample]) -> Comparison:
     sides = (ours, theirs)
+    calm = [(a, b) for a, b in zip(ours, theirs, strict=True) if max(a.others_cores, b.others_cores) < CALM_CORES]
     return Comparison(
         concurrency=concurrency,
         tokens_per_s=_pair([spread([s.tokens_per_s for s in side]) for side in sides]),
         speed_ratio=ratio([s.tokens_per_s for s in ours], [s.tokens_per_s for s in theirs]),
+        calm_ratio=spread([a.tokens_per_s / b.tokens_per_s for a, b in calm]) if calm else None,
+        calm_rounds=len(calm),
         first_ms=_pair([spread([s.first_s * 1e3 for s in side]) for side in sides]),
         first_ratio=ratio([s.first_s for s in ours], [s.first_s for s in theirs]),
         steps=_pair([step_cost(side) for side in sides]),
@@ -124,6 +133,7 @@ def _speeds(comparisons: Sequence[Comparison], names: tuple[str, str]) -> list[s
             f"{ours} tok/s",
             f"{theirs} tok/s",
             "speed ratio",
+            "in calm rounds",
             f"{ours} first ms",
             f"{theirs} first ms",
             "first ratio",
@@ -131,8 +141,9 @@ def _speeds(comparisons: Sequence[Comparison], names: tuple[str, str]) -> list[s
     ]
     for c in comparisons:
         speeds = (c.tokens_per_s[0].show(1), c.tokens_per_s[1].show(1), c.speed_ratio.show(3))
+        calm = f"{c.calm_ratio.show(3)} of {c.calm_rounds}" if c.calm_ratio else "none was calm"
         firsts = (c.first_ms[0].show(0), c.first_ms[1].show(0), c.first_ratio.show(2))
-        rows.append((str(c.concurrency), *speeds, *firsts))
+        rows.append((str(c.concurrency), *speeds, calm, *firsts))
     title = (
         f"tokens/s and first token: median [least-greatest]; ratio = {ours} / {theirs}, median of the per-round ratios"
     )

@@ -49,6 +49,11 @@ class Sample:
         """Generated tokens of all streams by the time from the burst's start to the end of its last stream."""
         return self.tokens / self.seconds
 
+    @property
+    def others_cores(self) -> float:
+        """Cores that programs outside this bench kept busy meanwhile."""
+        return self.others_cpu_s / self.seconds
+
 
 def prompts(concurrency: int, round_index: int) -> list[str]:
     """User turns that differ from the first word on, so that no side finds a warm prefix beyond the template's own."""

@@ -9,7 +9,14 @@ NAMES = ("mesh", "llama-server")
 
 
 def sample(
-    side: str, round_index: int, *, seconds: float, steps: int = 50, decode_ms: float | None = None, text: str = "same"
+    side: str,
+    round_index: int,
+    *,
+    seconds: float,
+    steps: int = 50,
+    decode_ms: float | None = None,
+    text: str = "same",
+    others_cores: float = 0.25,
 ) -> Sample:
     return Sample(
         side=side,
@@ -25,7 +32,7 @@ def sample(
         decode_ms=decode_ms,
         cpu_s={"server": 0.5, "door": 0.1},
         client_cpu_s=0.01,
-        others_cpu_s=seconds * 0.25,
+        others_cpu_s=seconds * others_cores,
         texts=(text,) * 4,
     )
 
@@ -43,6 +50,22 @@ def test_sides_are_compared_round_by_round_whatever_the_order_they_were_measured
     assert (comparison.speed_ratio.least, comparison.speed_ratio.greatest) == (1.0, 2.0)
     assert comparison.tokens_per_s[0].greatest == 200.0
     assert comparison.first_ratio.least == 0.5
+
+
+def test_rounds_that_other_programs_disturbed_are_counted_but_also_told_apart():
+    samples = [
+        sample("mesh", 0, seconds=2.0, others_cores=0.9),
+        sample("llama-server", 0, seconds=1.0, others_cores=0.0),
+        sample("mesh", 1, seconds=1.0, others_cores=0.01),
+        sample("llama-server", 1, seconds=1.0, others_cores=0.02),
+    ]
+
+    (comparison,) = compare(samples, NAMES)
+
+    assert comparison.speed_ratio.least == 0.5
+    assert comparison.calm_ratio is not None
+    assert (comparison.calm_ratio.least, comparison.calm_rounds) == (1.0, 1)
+    assert "none was calm" in tables(compare(samples[:2], NAMES), NAMES)
 
 
 def test_a_step_is_split_into_llama_cpp_and_the_rest_only_where_the_server_tells():
