@@ -7,8 +7,12 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
+# Columns of a line that goes into a pipe.
+_UNBROKEN = 4096
 # Everything below space but tab and newline, delete, and the eight-bit controls: a model's answer, or an error from
 # far away, must not drive the terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -44,3 +48,17 @@ def console(*, to_stderr: bool = False) -> Console:
     from rich.console import Console  # noqa: PLC0415  rich costs more than many commands need
 
     return Console(stderr=to_stderr, highlight=False)
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows under a header, columns aligned; wide lines are not broken, so that `grep` and `awk` work."""
+    from rich.table import Table  # noqa: PLC0415  as above
+    from rich.text import Text  # noqa: PLC0415  as above
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in header:
+        table.add_column(title, no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    terminal = console()
+    terminal.print(table, width=None if terminal.is_terminal else _UNBROKEN, crop=False, no_wrap=True)

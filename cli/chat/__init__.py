@@ -1,0 +1,1 @@
+"""`omniserve chat`: a conversation through the front door, streamed."""

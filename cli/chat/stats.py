@@ -1,0 +1,43 @@
+"""How fast an answer came. Pure: the times are arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cli.chat.stream import Usage
+
+
+@dataclass
+class Stopwatch:
+    """Times of one answer in seconds of one monotonic clock; None until it happened."""
+
+    asked: float
+    first: float | None = None
+    last: float | None = None
+
+    def piece(self, now: float) -> None:
+        """Note that a piece of the answer came."""
+        self.first = now if self.first is None else self.first
+        self.last = now
+
+
+def describe(watch: Stopwatch, usage: Usage | None) -> str:
+    """Return one line: tokens, tokens per second after the first one, time to the first, and what the prompt cost."""
+    if watch.first is None or watch.last is None:
+        return "no tokens"
+    parts = []
+    if usage is not None:
+        seconds = watch.last - watch.first
+        rate = (
+            f", {(usage.completion_tokens - 1) / seconds:.1f} tokens/s"
+            if usage.completion_tokens > 1 and seconds > 0
+            else ""
+        )
+        parts.append(f"{usage.completion_tokens} tokens{rate}")
+    parts.append(f"first after {watch.first - watch.asked:.2f} s")
+    if usage is not None:
+        cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
+        parts.append(f"prompt {usage.prompt_tokens} tokens{cached}")
+    return ", ".join(parts)

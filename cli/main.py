@@ -1,0 +1,175 @@
+# ruff: noqa: PLC0415 - what a command needs is imported when it runs, so that `omniserve --help` is quick
+"""The `omniserve` command line: what there is, and how failures are told."""
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.errors import CliError, Exit
+
+app = typer.Typer(
+    name="omniserve",
+    help="Look at the mesh, talk to it, fetch models, find out what is wrong.",
+    epilog="`--debug`, anywhere on the line, shows the traceback of an error. Every setting is an OMNISERVE_ variable: docs/settings.md.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: three times as fast, and the same text in docs/cli.md
+)
+models = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List the models, and fetch more.")
+app.add_typer(models, name="models")
+
+
+class Tier(StrEnum):
+    """Tiers that a caller may ask for."""
+
+    PAID = "paid"
+    SUB = "sub"
+    FREE = "free"
+    BACKGROUND = "background"
+
+
+Url = Annotated[
+    str | None, typer.Option("--url", help="Address of the front door.  [default: OMNISERVE_CLI_URL]", metavar="URL")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def _version(*, wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(version("omniserve-mesh"))
+        except PackageNotFoundError:
+            raise CliError("the version is unknown: the checkout is not installed (`make setup`)") from None
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=lambda wanted: _version(wanted=wanted), is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Look at the mesh, talk to it, fetch models, find out what is wrong."""
+
+
+@app.command()
+def chat(
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to say. Without it: what is piped in, or a conversation on a terminal.")
+    ] = None,
+    *,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Model to ask; the mesh's default one if not given.")
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", "-t", min=0, max=2, help="0 always takes the likeliest token.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", "-n", min=1, help="Most tokens to generate.")
+    ] = None,
+    tier: Annotated[Tier | None, typer.Option("--tier", help="Tier to ask for; the key's own tier caps it.")] = None,
+    url: Url = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Print tokens per second after each answer.")] = False,
+) -> None:
+    """Chat with a model through the front door; the answer streams.
+
+    A prompt and piped text together make one prompt: `omniserve chat "Summarise this" < notes.txt`.
+    """
+    from cli.chat import run
+    from cli.chat.client import ChatOptions
+    from cli.settings import base_url, read_settings
+
+    settings = read_settings()
+    options = ChatOptions(
+        model=model, temperature=temperature, max_tokens=max_tokens, tier=tier.value if tier else None
+    )
+    run.run(prompt, system=system, options=options, url=base_url(url or settings.url), stats=stats, settings=settings)
+
+
+@models.command("list")
+def list_models(
+    *,
+    local: Annotated[
+        bool, typer.Option("--local", help="List the files of the models folder instead of what the mesh serves.")
+    ] = False,
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """List the models that the mesh serves, the default one first."""
+    from cli.models import listing
+    from cli.settings import base_url, read_settings
+
+    settings = read_settings()
+    if local:
+        listing.list_local(settings.models_dir, as_json=as_json)
+    else:
+        listing.list_served(base_url(url or settings.url), settings, as_json=as_json)
+
+
+@models.command("pull")
+def pull_model(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="owner/name, owner/name:QUANT, owner/name:FILE (with @REVISION after the name if wanted), or an http(s) address."
+        ),
+    ],
+    *,
+    sha256: Annotated[
+        str | None, typer.Option("--sha256", help="Digest that the file must have.", metavar="HEX")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="File name to store it under.", metavar="FILE")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Models folder.  [default: OMNISERVE_MODELS_DIR]", metavar="DIR")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Fetch and replace a file that is there already.")] = False,
+) -> None:
+    """Fetch a GGUF model; an interrupted download goes on when the command is run again.
+
+    A model appears under its name only when it is whole and its checksum is right.
+    """
+    from cli.models import pull
+    from cli.settings import read_settings
+
+    pull.run(source, folder=to or read_settings().models_dir, sha256=sha256, name=name, force=force)
+
+
+def main() -> None:
+    """Run the command line; an expected failure is one message on standard error and an exit code, never a traceback."""
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    # A model may write what the terminal's encoding cannot: better a question mark than a crash.
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        app(args=arguments)
+    except BrokenPipeError:
+        # The reader left (`| head`): nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(Exit.FAILED)
+    except Exception as error:
+        if debug:
+            raise
+        sys.exit(_tell(error))
+
+
+def _tell(error: Exception) -> Exit:
+    if isinstance(error, CliError):
+        print(f"omniserve: {error.message}", file=sys.stderr)
+        return error.code
+    print(f"omniserve: unexpected {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
+    return Exit.INTERNAL
+
+
+if __name__ == "__main__":
+    main()
