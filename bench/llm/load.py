@@ -100,7 +100,7 @@ class _Stream:
 def run_burst(burst: Burst) -> BurstResult:
     """Open the connections, start the clock, send all requests, read until every stream has ended or the limit passed."""
     streams = [_Stream(socket.create_connection(("127.0.0.1", burst.port), 10)) for _ in burst.bodies]
-    requests = [_request(burst, body) for body in burst.bodies]
+    requests = [request_bytes(burst, body) for body in burst.bodies]
     cpu_s, start_s = time.process_time(), time.perf_counter()
     with selectors.DefaultSelector() as selector:
         for stream, request in zip(streams, requests, strict=True):
@@ -130,7 +130,8 @@ def _receive(connection: socket.socket) -> bytes:
         return b""
 
 
-def _request(burst: Burst, body: str) -> bytes:
+def request_bytes(burst: Burst, body: str) -> bytes:
+    """One HTTP request that asks for the connection's end with the answer's."""
     content = body.encode()
     return (
         f"POST {burst.path} HTTP/1.1\r\nHost: 127.0.0.1:{burst.port}\r\nContent-Type: application/json\r\n"
