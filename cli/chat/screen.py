@@ -75,7 +75,7 @@ class Screen:
             self._err.flush()
 
     def _write(self, text: str) -> None:
+        self._last = text[-1]  # first, so that a Ctrl-C in the middle still finds where the cursor will be
         # A file gets the model's very words; a terminal must not be driven by them.
         self._out.write(printable(text) if self._out.isatty() else text)
         self._out.flush()
-        self._last = text[-1]

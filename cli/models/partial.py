@@ -51,6 +51,9 @@ class PartFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._file.flush()
+        if os.fstat(self._file.fileno()).st_size == 0:
+            self.discard()  # nothing came: leave nothing behind
         self._file.close()
 
     def resume(self, url: str) -> Origin | None:
