@@ -5,11 +5,14 @@ intercepted call is another object with a task of its own, costs more per messag
 is never read or its caller is cancelled. Here the caller gets gRPC's own call object, and its end ends the span.
 """
 
+import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 import grpc
 import grpc.aio
@@ -26,6 +29,7 @@ from services.kit.tokens import ensure_token
 
 MAX_MESSAGE_BYTES: Final = 96 * 1024 * 1024
 
+C = TypeVar("C", bound=grpc.aio.Call)
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
@@ -53,13 +57,14 @@ _THROTTLE: Final = {"maxTokens": 20, "tokenRatio": 0.2}
 _SAFE: Final = frozenset({descriptor_pb2.MethodOptions.IDEMPOTENT, descriptor_pb2.MethodOptions.NO_SIDE_EFFECTS})
 
 
-def open_channel(address: str, *, caller: str, state_dir: Path) -> grpc.aio.Channel:
+def open_channel(address: str, *, caller: str, state_dir: Path, peers: Iterable[str] = PEERS) -> grpc.aio.Channel:
     """Return a channel to a peer (`host:port`) that shows the caller's service token on every call.
 
     Connects at the first call. UNAVAILABLE is retried on unary RPCs whose contract says `idempotency_level`; streams and
-    all other failures are the caller's to judge, and so are deadlines and `wait_for_ready`.
+    all other failures are the caller's to judge, and so are deadlines and `wait_for_ready`. `peers` names the contracts
+    (`omniserve.<peer>.v1`) whose RPCs are looked through for that.
     """
-    options = (*_OPTIONS, ("grpc.service_config", json.dumps(service_config(PEERS))))
+    options = (*_OPTIONS, ("grpc.service_config", json.dumps(service_config(peers))))
     return MeshChannel(grpc.aio.insecure_channel(address, options=options), token=ensure_token(state_dir, caller))
 
 
@@ -100,6 +105,18 @@ def time_left_s(context: Context, *, at_most_s: float) -> float:
     return at_most_s if left is None else max(0.0, min(at_most_s, left))
 
 
+@contextmanager
+def ending(call: C) -> Iterator[C]:
+    """Cancel a call when the block ends, however it ends; no effect on one that is over.
+
+    For streams that may be left early: gRPC itself notices only when the garbage collector finds the call.
+    """
+    try:
+        yield call
+    finally:
+        call.cancel()
+
+
 class MeshChannel(grpc.aio.Channel):
     """gRPC's channel, with the caller's token and the trace context on every call."""
 
@@ -128,14 +145,14 @@ class MeshChannel(grpc.aio.Channel):
             given = cast("Metadata", tuple(metadata or ()))
             keys = {key for key, _ in given}
             if not telemetry.tracing():
-                return call(*args, metadata=(*self._identity, *given, *_passed_on(keys)), **kwargs)
+                return _leaving_cancels(call(*args, metadata=(*self._identity, *given, *_passed_on(keys)), **kwargs))
             span = _client_span(path)
             carrier: dict[str, str] = {}
             inject(carrier, trace.set_span_in_context(span))
             added = tuple(item for item in carrier.items() if item[0] not in keys)
             started = call(*args, metadata=(*self._identity, *given, *added, *_request_id(keys)), **kwargs)
             started.add_done_callback(lambda ended: _end(span, ended))
-            return started
+            return _leaving_cancels(started)
 
         return start
 
@@ -162,6 +179,25 @@ class MeshChannel(grpc.aio.Channel):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _leaving_cancels(call: grpc.aio.Call) -> grpc.aio.Call:
+    """Make sure that a reader who is cancelled before the first message cancels the call.
+
+    gRPC does so for every later read, but its wait for the call's start only ends the wait: the RPC would go on at the
+    peer until the garbage collector finds the call. (A stream whose caller waits in a queue is in just that state.)
+    """
+    preparation = getattr(call, "_preparation", None)
+    if preparation is not None:
+        reference = weakref.ref(call)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            started = reference()
+            if task.cancelled() and started is not None:
+                started.cancel()
+
+        preparation.add_done_callback(ended)
+    return call
 
 
 def _passed_on(keys: set[str]) -> Metadata:

@@ -5,7 +5,7 @@ HTTP in the facade's one table.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from types import MappingProxyType
 import grpc
 import grpc.aio
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from services.kit import telemetry
@@ -182,7 +183,11 @@ def _error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | No
     for key, value in error.trailing_metadata() or ():
         if key != DETAILS_KEY or not isinstance(value, bytes):
             continue
-        status = status_pb2.Status.FromString(value)
+        status = status_pb2.Status()
+        try:
+            status.ParseFromString(value)
+        except DecodeError:
+            return None  # not our server's words: the status code has to do
         for detail in status.details:
             info = error_details_pb2.ErrorInfo()
             if detail.Unpack(info) and info.domain == DOMAIN and info.reason in set(Reason):
@@ -221,25 +226,40 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     DomainError (also as the only content of an exception group) becomes its status with ErrorInfo. An AioRpcError that a
     handler let through is passed on with the peer's reason. Anything else is logged with its stack and becomes
-    INTERNAL `internal` with the request id. Cancellation and `context.abort` pass untouched.
+    INTERNAL `internal` with the request id. The RPC's own cancellation and `context.abort` pass untouched.
+    `draining` says whether the server is on its way out.
     """
+
+    def __init__(self, *, draining: Callable[[], bool] = lambda: False) -> None:
+        self._draining = draining
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
         """Wrap the handler of any of the four RPC kinds."""
         handler = await continuation(handler_call_details)
-        return wrap_handler(handler, _translated, handler_call_details.method)
+        return wrap_handler(handler, self._translated, handler_call_details.method)
 
+    @asynccontextmanager
+    async def _translated(self, context: Context, method: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except grpc.aio.AbortError:
+            raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled this RPC: the handler waited for something that was cancelled. gRPC would take it for
+            # the caller's doing and answer nothing, and the caller would wait for ever.
+            await abort(context, self._interrupted(error, method))
+        except Exception as error:  # noqa: BLE001 - the boundary: every failure becomes a status
+            await abort(context, _known(error, method))
 
-@asynccontextmanager
-async def _translated(context: Context, method: str) -> AsyncIterator[None]:
-    try:
-        yield
-    except (asyncio.CancelledError, grpc.aio.AbortError):
-        raise
-    except Exception as error:  # noqa: BLE001 - the boundary: every failure becomes a status
-        await abort(context, _known(error, method))
+    def _interrupted(self, error: asyncio.CancelledError, method: str) -> DomainError:
+        if self._draining():
+            return DomainError(Reason.DRAINING, f"{method} was ended: the service is shutting down")
+        return _unexpected(error, method)
 
 
 def _known(error: Exception, method: str) -> DomainError:
@@ -249,6 +269,10 @@ def _known(error: Exception, method: str) -> DomainError:
     if known is not None:
         _log.info("refused", method=method, reason=known.reason.value, message=known.message, field=known.field)
         return known
+    return _unexpected(error, method)
+
+
+def _unexpected(error: BaseException, method: str) -> DomainError:
     _log.error("unexpected error", method=method, exc_info=error)
     request = current_request()
     shown = f" (request {request.request_id})" if request is not None else ""

@@ -55,21 +55,21 @@ class Owner:
         if not self._entered:
             coro.close()
             raise RuntimeError(f"background task {name!r} started outside its owner's `async with` block")
-        task = self._group.create_task(self._watched(coro, name), name=name)
+        task = self._group.create_task(coro, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
 
-    async def _watched(self, coro: Coroutine[Any, Any, T], name: str) -> T:
-        try:
-            return await coro
-        except Exception as error:
-            crash = OwnedTaskCrashed(name)
-            if self._crash is None:
-                self._crash = crash
-                self._crashed.set()
-            _log.exception("background task crashed", task=name)
-            raise crash from error
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None:
+            return
+        _log.error("background task crashed", task=task.get_name(), exc_info=error)
+        if self._crash is None:
+            self._crash = OwnedTaskCrashed(task.get_name())
+            self._crash.__cause__ = error
+            self._crashed.set()
 
     async def __aenter__(self) -> Self:
         await self._group.__aenter__()

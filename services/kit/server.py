@@ -161,7 +161,7 @@ def _build(
         raise ValueError(f"token checks may be off only on a loopback address, not on {listen}")
     book = TokenBook(settings.state_dir) if settings.check_tokens else None
     interceptors: list[grpc.aio.ServerInterceptor] = [
-        ErrorInterceptor(),
+        ErrorInterceptor(draining=lambda: health.draining),
         AccessInterceptor(rules_of(service_names), book),
     ]
     if telemetry.tracing():
