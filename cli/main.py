@@ -97,6 +97,17 @@ def chat(
     run.run(prompt, system=system, options=options, url=base_url(url or settings.url), stats=stats, settings=settings)
 
 
+@app.command()
+def doctor(*, as_json: Json = False) -> None:
+    """Check this machine and this checkout: what is wrong, and how to mend it.
+
+    Ends with status 1 when something keeps the mesh from working.
+    """
+    from cli.doctor import run
+
+    raise typer.Exit(run.run(as_json=as_json))
+
+
 @models.command("list")
 def list_models(
     *,
