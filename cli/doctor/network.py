@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from cli.doctor.mesh import PortSeen
 
@@ -21,10 +22,17 @@ _CONNECT_TIMEOUT_S = 2.0
 _OTLP_PORT = 4317
 # Forwards published ports of containers, so that such a port is used by what runs inside.
 _CONTAINER_FORWARDER = "docker-proxy"
+_MODULE = re.compile(r"services\.[a-z_]+(\.host)?|facade")
+
+
+def belongs_to_mesh(name: str, arguments: Sequence[str], folder: Path, root: Path) -> bool:
+    """Return whether a process is one of the mesh's, run in the checkout at `root`, or forwards to a container."""
+    is_module = any(_MODULE.fullmatch(argument) for argument in arguments)
+    return name == _CONTAINER_FORWARDER or (folder == root and (is_module or name == "envoy"))
 
 
 def look_at(port: PortSeen, host: str, *, root: Path) -> PortSeen:
-    """Return the port with who has it. A process that runs in the checkout at `root` belongs to this mesh."""
+    """Return the port with who has it."""
     refused = _bind_error(host, port.port)
     if refused is None:
         return port
@@ -34,7 +42,7 @@ def look_at(port: PortSeen, host: str, *, root: Path) -> PortSeen:
     if holder is None:
         return replace(port, holder="a process of another user")
     with suppress(psutil.Error, OSError):
-        ours = Path(holder.cwd()) == root or holder.name() == _CONTAINER_FORWARDER
+        ours = belongs_to_mesh(holder.name(), holder.cmdline(), Path(holder.cwd()), root)
         return replace(port, holder=f"{holder.name()} (pid {holder.pid})", ours=ours)
     return replace(port, holder=f"pid {holder.pid}")
 

@@ -1,6 +1,8 @@
+from pathlib import Path
+
 import pytest
 
-from cli.doctor import host, mesh, toolchain
+from cli.doctor import host, mesh, network, toolchain
 from cli.doctor.host import Gpu, GpuSeen
 from cli.doctor.mesh import PathSeen, PortSeen
 from cli.doctor.report import Level, exit_code, fail, ok, summary, warn
@@ -211,3 +213,22 @@ def test_only_a_failure_makes_the_exit_code_one():
     assert exit_code([*fine, fail("c", "y", "z")]) is Exit.FAILED
     assert summary([*fine, fail("c", "y", "z")]) == "1 fail, 1 warn, 1 ok"
     assert summary(fine[:1]) == "all 1 checks are ok"
+
+
+ROOT = Path("/srv/omniserve")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "folder", "ours"),
+    [
+        ("python3", ["python", "-m", "services.llm"], ROOT, True),
+        ("python3", ["python", "-m", "facade"], ROOT, True),
+        ("envoy", ["envoy", "-c", "x"], ROOT, True),
+        ("docker-proxy", ["docker-proxy"], Path("/"), True),
+        ("python3", ["python", "-m", "http.server"], ROOT, False),
+        ("python3", ["python", "-m", "services.llm"], Path("/srv/other"), False),
+        ("envoy", ["envoy"], Path("/etc"), False),
+    ],
+)
+def test_only_processes_of_this_checkout_belong_to_this_mesh(name, arguments, folder, ours):
+    assert network.belongs_to_mesh(name, arguments, folder, ROOT) is ours
