@@ -20,6 +20,15 @@ STOP_LIMIT_S = 30.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
+def stop_children_on_signal() -> None:
+    """Let SIGTERM unwind the program as Ctrl-C does, so that no measured server outlives its bench."""
+
+    def unwind(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, unwind)
+
+
 def free_ports(count: int) -> list[int]:
     """Distinct loopback ports that nobody listens on now."""
     with contextlib.ExitStack() as stack:

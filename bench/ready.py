@@ -14,7 +14,7 @@ from bench.llm.load import Burst, run_burst
 from bench.llm.mesh import Ports, door_settings
 from bench.llm.sides import chat_body, wait_ready
 from bench.measure import spread
-from bench.processes import CHECKOUT, Child, free_ports
+from bench.processes import CHECKOUT, Child, free_ports, stop_children_on_signal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="starts")
     parser.add_argument("--command", nargs="+", default=["make", "run"], help="what starts the mesh in the foreground")
     options = parser.parse_args(argv)
+    stop_children_on_signal()
     subprocess.run(["make", "setup"], cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL)
     starts = []
     for _ in range(options.rounds):

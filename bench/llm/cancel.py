@@ -25,6 +25,7 @@ from bench.llm.load import FIRST_PIECE, Burst, request_bytes, run_burst
 from bench.llm.mesh import Mesh, start_mesh
 from bench.llm.sides import Shape
 from bench.models import default_gguf
+from bench.processes import stop_children_on_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -210,6 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--callers", type=int, default=32, help="callers at a time; above the slots, so that some queue"
     )
     parser.add_argument("--seed", type=int, default=1, help="of all random moments")
+    stop_children_on_signal()
     good = run(parser.parse_args(argv))
     print("nothing left behind" if good else "FAILED: see above")
     return 0 if good else 1

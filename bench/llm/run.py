@@ -21,7 +21,7 @@ from bench.llm.report import compare, result, tables
 from bench.llm.rounds import BenchError, Plan, Sample, measure, run_rounds
 from bench.llm.sides import Peer, Shape, Side, start_peer
 from bench.models import default_gguf
-from bench.processes import CHECKOUT
+from bench.processes import CHECKOUT, stop_children_on_signal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -129,6 +129,7 @@ def run(options: argparse.Namespace) -> list[Sample]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the bench; 1 when the sides cannot be compared."""
+    stop_children_on_signal()
     try:
         run(arguments(argv))
     except (BenchError, peer.PeerError) as error:
