@@ -1,0 +1,1 @@
+"""llm: text generation on llama.cpp for a shared box."""

@@ -1,0 +1,1 @@
+"""What llm touches outside itself: model files and its host processes."""

@@ -1,0 +1,68 @@
+"""Which tokens go into the next step: one of every running sequence, and a fair share of what waits to be prefilled."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What steps have cost lately, seconds: a step that only decodes, and one prefilled token. 0 means not seen yet."""
+
+    decode_step_s: float = 0.0
+    prefill_token_s: float = 0.0
+
+    def seen(self, *, decoded: int, prefilled: int, seconds: float) -> "Pace":
+        """Return the pace after a step of `decoded` and `prefilled` tokens."""
+        if prefilled == 0:
+            return Pace(_blend(self.decode_step_s, seconds), self.prefill_token_s)
+        if decoded > 0 and self.decode_step_s == 0.0:
+            return self  # cannot tell what the prefilled part of a mixed step cost
+        cost = max(seconds - (self.decode_step_s if decoded else 0.0), 0.0) / prefilled
+        return Pace(self.decode_step_s, _blend(self.prefill_token_s, cost))
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """Bounds of a step.
+
+    `batch_tokens`: most tokens in one. `stall_s`: how long a step may always take. `stall_ratio`: or this many times a
+    step that only decodes. `floor_tokens`: prefilled per step at least, so that prefill always goes on.
+    """
+
+    batch_tokens: int
+    stall_s: float = 0.1
+    stall_ratio: float = 2.5
+    floor_tokens: int = 8
+
+
+def prefill_budget(pace: Pace, limits: StepLimits, *, decoding: int) -> int:
+    """Return how many tokens may be prefilled in the next step beside `decoding` sequences that each add one token."""
+    room = max(limits.batch_tokens - decoding, 0)
+    if decoding == 0:
+        return room
+    if pace.prefill_token_s <= 0.0:
+        return min(room, limits.floor_tokens)
+    spare_s = max(limits.stall_s, limits.stall_ratio * pace.decode_step_s) - pace.decode_step_s
+    return min(room, max(limits.floor_tokens, int(spare_s / pace.prefill_token_s)))
+
+
+def share_prefill(remaining: Sequence[int], budget: int) -> list[int]:
+    """Return how many tokens each prompt gets of `budget`, in the order of `remaining` (oldest first).
+
+    Max-min fair: nobody gets less than another, unless it needs no more. Odd tokens go to the oldest.
+    """
+    shares = [0] * len(remaining)
+    open_ones = [index for index, tokens in enumerate(remaining) if tokens > 0]
+    while open_ones and budget > 0:
+        each, odd = divmod(budget, len(open_ones))
+        for place, index in enumerate(open_ones):
+            given = min(remaining[index] - shares[index], each + (1 if place < odd else 0))
+            shares[index] += given
+            budget -= given
+        open_ones = [index for index in open_ones if shares[index] < remaining[index]]
+    return shares
+
+
+def _blend(old: float, new: float) -> float:
+    """Move an eighth of the way to the new value; the first value counts whole."""
+    return new if old == 0.0 else old + (new - old) / 8

@@ -1,0 +1,361 @@
+"""What service and host processes say to each other: MessagePack messages, each behind its length, over a socket pair.
+
+Tokens travel as the raw bytes of little-endian 32-bit integers. Messages are arrays, not maps, and a step's outputs come
+in one message, so that the engine thread spends microseconds on them.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
+_LENGTH: Final = struct.Struct("<I")
+
+
+class Dry(msgspec.Struct, frozen=True, array_like=True):
+    """The don't-repeat-yourself penalty; see the contract."""
+
+    multiplier: float
+    base: float
+    allowed_length: int
+    window: int
+    sequence_breakers: tuple[str, ...]
+
+
+class Xtc(msgspec.Struct, frozen=True, array_like=True):
+    """Exclude top choices."""
+
+    probability: float
+    threshold: float
+
+
+class Mirostat(msgspec.Struct, frozen=True, array_like=True):
+    """Controls perplexity instead of cutting the distribution."""
+
+    version: int
+    tau: float
+    eta: float
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True):
+    """How tokens are chosen, every value decided. `seed` None means a random one."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_window: int = 64
+    dry: Dry | None = None
+    xtc: Xtc | None = None
+    mirostat: Mirostat | None = None
+    logit_bias: dict[int, float] = {}
+
+
+class Limits(msgspec.Struct, frozen=True, array_like=True):
+    """When a generation ends. `max_tokens`: decided by the service, so that prompt and answer fit the context."""
+
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    min_probability: float = 0.0
+
+
+# ---- service -> engine host ----------------------------------------------------------------------------------
+
+
+class EngineConfig(msgspec.Struct, frozen=True, array_like=True, tag="config"):
+    """First message: what to load and how to run it. `gpu_layers`: None is automatic, negative is all.
+
+    `context_cells`: KV cells of all sequences together; `context_tokens`: most of one request, 0 for as many.
+    """
+
+    path: str
+    layers: int
+    context_cells: int
+    context_tokens: int
+    slots: int
+    warm_sequences: int
+    batch_tokens: int
+    ubatch_tokens: int
+    threads: int
+    gpu_layers: int | None
+    keep_free_mib: int
+    allow_cpu_fallback: bool
+    kv_type: str
+    flash_attention: str
+    stall_s: float
+    stall_ratio: float
+    flush_s: float
+    govern_threads: bool
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+    """Begin a request. `rank`: larger is more important when cells run out. `logprobs`: alternatives, -1 for none at all."""
+
+    request: int
+    prompt: bytes
+    sampling: Sampling
+    limits: Limits
+    choices: int = 1
+    logprobs: int = -1
+    reuse: bool = True
+    rank: int = 0
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
+    """End a request now; nothing more is said about it."""
+
+    request: int
+
+
+class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
+    """Ask for the counters now; answered by a Step between two steps."""
+
+
+# ---- engine host -> service ----------------------------------------------------------------------------------
+
+
+class Loading(msgspec.Struct, frozen=True, array_like=True, tag="loading"):
+    """The model is being loaded: 0 to 1."""
+
+    progress: float
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The model serves. `context_tokens`: most tokens of one request."""
+
+    context_tokens: int
+    kv_cells: int
+    device: str
+    gpu_layers: int
+    degraded: bool
+    reason: str
+    shares_prefixes: bool
+    flash_attention: bool
+
+
+class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"):
+    """The model cannot be loaded; the host ends. `permanent`: trying again with these settings is pointless."""
+
+    message: str
+    permanent: bool = False
+
+
+class Logprob(msgspec.Struct, frozen=True, array_like=True):
+    """A token with its probability's natural logarithm; `best`: the alternatives, best first."""
+
+    token: int
+    piece: bytes
+    logprob: float
+    best: tuple["Logprob", ...] = ()
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True):
+    """The end of a choice. `reason`: stop, length or min_probability."""
+
+    reason: str
+    stop_string: str | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """What one choice gained."""
+
+    request: int
+    choice: int
+    text: str
+    tokens: int
+    finish: Finish | None = None
+    logprobs: tuple[Logprob, ...] = ()
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True):
+    """How much of a prompt is processed."""
+
+    request: int
+    processed: int
+    total: int
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """A request that cannot go on although the engine can. `reason` and `field` as in the error table."""
+
+    request: int
+    reason: str
+    message: str
+    field: str | None = None
+
+
+class Counters(msgspec.Struct, array_like=True):
+    """The engine's state and its counts since the process began."""
+
+    active: int = 0
+    waiting: int = 0
+    suspended: int = 0
+    kv_used: int = 0
+    warm: int = 0
+    threads: int = 0
+    steps: int = 0
+    prefill_tokens: int = 0
+    cached_tokens: int = 0
+    decode_tokens: int = 0
+    requests: int = 0
+    cancelled: int = 0
+    decode_us: int = 0
+    preemptions: int = 0
+
+
+class Step(msgspec.Struct, array_like=True, tag="step"):
+    """What became ready since the last one, for all requests together."""
+
+    counters: Counters
+    deltas: list[Delta]
+    progress: list[Progress]
+    failures: list[Failure]
+
+
+ToEngine = EngineConfig | Submit | Cancel | Probe
+FromEngine = Loading | Ready | LoadFailed | Step
+
+# ---- service <-> text host -----------------------------------------------------------------------------------
+
+
+class TextConfig(msgspec.Struct, frozen=True, array_like=True, tag="config"):
+    """First message: whose vocabulary and template, and their bounds."""
+
+    path: str
+    render_s: float
+    prompt_bytes: int
+    memory_mib: int
+
+
+class Render(msgspec.Struct, frozen=True, array_like=True, tag="render"):
+    """Format a chat by the model's template and tokenize it. `variables` go to the template as they are."""
+
+    call: int
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    variables: dict[str, Any]
+    prefill: str | None
+    now_unix_s: float
+
+
+class Tokenize(msgspec.Struct, frozen=True, array_like=True, tag="tokenize"):
+    """Tokenize text. `begin`: prepend the start token where the model has one and the text does not begin with it."""
+
+    call: int
+    text: str
+    begin: bool
+    parse_special: bool
+
+
+class Pieces(msgspec.Struct, frozen=True, array_like=True, tag="pieces"):
+    """Give the bytes of tokens."""
+
+    call: int
+    tokens: bytes
+
+
+class TextReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """The vocabulary is loaded. `own_template`: the file has a template, else ChatML stands in."""
+
+    vocabulary: int
+    context_tokens: int
+    own_template: bool
+    end_tokens: tuple[int, ...]
+
+
+class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag="tokenized"):
+    """Answer to Render and Tokenize. `prompt`: the text that was tokenized."""
+
+    call: int
+    tokens: bytes
+    prompt: str
+
+
+class Spelled(msgspec.Struct, frozen=True, array_like=True, tag="spelled"):
+    """Answer to Pieces."""
+
+    call: int
+    pieces: list[bytes]
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+    """A call that has no answer; `field`: the request's field at fault."""
+
+    call: int
+    reason: str
+    message: str
+    field: str | None = None
+
+
+ToText = TextConfig | Render | Tokenize | Pieces
+FromText = TextReady | LoadFailed | Tokenized | Spelled | Refused
+
+# ---- framing -------------------------------------------------------------------------------------------------
+
+_encoder = msgspec.msgpack.Encoder()
+M = TypeVar("M")
+
+
+class WireError(Exception):
+    """The peer sent what is no message of the protocol."""
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Return a message with its length in front."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames(Generic[M]):
+    """Takes bytes as they arrive and gives whole messages of one type."""
+
+    def __init__(self, kind: Any) -> None:  # noqa: ANN401 - a union of message types
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[M]:
+        """Yield the messages that are whole now. Raises WireError on anything else."""
+        self._bytes += data
+        at = 0
+        try:
+            while len(self._bytes) - at >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(self._bytes, at)
+                if length > MAX_MESSAGE_BYTES:
+                    raise WireError(f"a message of {length} bytes; the most is {MAX_MESSAGE_BYTES}")
+                end = at + _LENGTH.size + length
+                if end > len(self._bytes):
+                    break
+                body = bytes(memoryview(self._bytes)[at + _LENGTH.size : end])
+                at = end
+                yield self._decode(body)
+        finally:
+            del self._bytes[:at]
+
+    def _decode(self, body: bytes) -> M:
+        try:
+            return self._decoder.decode(body)
+        except msgspec.DecodeError as error:
+            raise WireError(f"no message of the protocol: {error}") from error
+
+
+def pack_tokens(tokens: Any) -> bytes:  # noqa: ANN401 - a sequence or an array of integers
+    """Return tokens as they travel."""
+    return np.asarray(tokens, dtype="<i4").tobytes()
+
+
+def unpack_tokens(data: bytes) -> npt.NDArray[np.int32]:
+    """Return tokens that have travelled, as a read-only array."""
+    return np.frombuffer(data, dtype="<i4")

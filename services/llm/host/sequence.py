@@ -1,0 +1,164 @@
+"""One choice of one request, from its prompt to its last token."""
+
+import math
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from services.llm.core.choose import Likelihood
+from services.llm.core.room import Claim
+from services.llm.core.stops import StopMatcher
+from services.llm.core.utf8 import Utf8Stream
+from services.llm.core.wire import Delta, Finish, Logprob, Submit
+from services.llm.host.llama import Tokens, Vocabulary
+
+if TYPE_CHECKING:
+    from services.llm.host.sampling import Chooser
+
+NO_CELLS: Final = -1
+
+
+class Spelling:
+    """The text of tokens, looked up once: `texts[token]` is None where the bytes are no whole characters."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._pieces: dict[int, bytes] = {}
+        self._texts: dict[int, str | None] = {}
+
+    def piece(self, token: int) -> bytes:
+        """Return a token's bytes; control tokens have none."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._vocabulary.piece(token, special=False)
+        return piece
+
+    def text(self, token: int) -> str | None:
+        """Return a token's text, or None when it is a part of a character."""
+        try:
+            return self._texts[token]
+        except KeyError:
+            try:
+                text: str | None = self.piece(token).decode()
+            except UnicodeDecodeError:
+                text = None
+            self._texts[token] = text
+            return text
+
+
+class Sequence:
+    """State of a choice. `cells`: its sequence number in the cache; `computed`: tokens whose cells are there."""
+
+    __slots__ = (
+        "_log_likelihood", "_said", "_stops", "_text", "_unsent", "_unsent_logprobs", "_unsent_tokens", "arrival", "cached",
+        "cells", "choice", "chooser", "claim", "computed", "finish", "generated", "leader", "limits", "logprobs", "pending",
+        "prompt", "saved", "submit", "wants_likelihood",
+    )  # fmt: skip
+
+    def __init__(self, submit: Submit, prompt: Tokens, *, choice: int, arrival: int, leader: "Sequence | None") -> None:
+        self.submit = submit
+        self.prompt = prompt
+        self.choice = choice
+        self.leader = leader
+        self.limits = submit.limits
+        self.claim = Claim(submit.rank, arrival)
+        self.cells = NO_CELLS
+        self.computed = 0
+        self.cached = 0
+        self.pending: int | None = None
+        self.generated: list[int] = []
+        self.saved: bytes | None = None
+        self.chooser: Chooser | None = None
+        self.finish: Finish | None = None
+        self.wants_likelihood = submit.logprobs >= 0 or submit.limits.min_probability > 0.0
+        self._text = Utf8Stream()
+        self._stops = StopMatcher(submit.limits.stop) if submit.limits.stop else None
+        self._said = False
+        self._unsent: list[str] = []
+        self._unsent_tokens = 0
+        self._unsent_logprobs: list[Logprob] = []
+        self._log_likelihood = 0.0
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether a part of the prompt is still to be computed."""
+        return self.computed < len(self.prompt)
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer so far."""
+        return len(self.prompt) + len(self.generated)
+
+    def computed_tokens(self) -> Tokens:
+        """Return the tokens whose cells are computed."""
+        if self.computed <= len(self.prompt):
+            return self.prompt[: self.computed]
+        answer = np.asarray(self.generated[: self.computed - len(self.prompt)], np.int32)
+        return np.concatenate([self.prompt, answer])
+
+    def take(self, token: int, spelling: Spelling, *, ends: bool, likelihood: Likelihood | None) -> bool:
+        """Add the token that was chosen. Returns whether there is news that should not wait: first text, or the end."""
+        self.generated.append(token)
+        self.pending = token
+        self._unsent_tokens += 1
+        if likelihood is not None:
+            self._note(token, spelling, likelihood)
+        if ends:
+            return self._end("stop")
+        text = spelling.text(token)
+        if text is None or self._text.open:
+            text = self._text.push(spelling.piece(token))
+        if self._stops is not None:
+            text = self._stops.push(text)
+        if text:
+            self._unsent.append(text)
+        if self._stops is not None and self._stops.hit is not None:
+            return self._end("stop")
+        if len(self.generated) >= self.limits.max_tokens:
+            return self._end("length")
+        if self.limits.min_probability > 0.0 and self._log_likelihood < math.log(self.limits.min_probability):
+            return self._end("min_probability")
+        return bool(text) and not self._said
+
+    def _note(self, token: int, spelling: Spelling, likelihood: Likelihood) -> None:
+        self._log_likelihood += likelihood.chosen
+        if self.submit.logprobs >= 0:
+            best = tuple(Logprob(each, spelling.piece(each), value) for each, value in likelihood.best)
+            self._unsent_logprobs.append(Logprob(token, spelling.piece(token), likelihood.chosen, best))
+
+    def _end(self, reason: str) -> bool:
+        hit = self._stops.hit if self._stops is not None else None
+        if hit is None:
+            rest = self._text.end()
+            if self._stops is not None:
+                rest = self._stops.push(rest)
+                hit = self._stops.hit
+                rest += self._stops.end() if hit is None else ""
+            if rest:
+                self._unsent.append(rest)
+        self.finish = Finish(
+            reason="stop" if hit is not None else reason,
+            stop_string=hit,
+            prompt_tokens=len(self.prompt),
+            cached_tokens=self.cached,
+            completion_tokens=len(self.generated),
+        )
+        return True
+
+    def delta(self) -> Delta | None:
+        """Return what was gained since the last call, or None when there is nothing to tell yet."""
+        if not self._unsent and self.finish is None:
+            return None
+        delta = Delta(
+            request=self.submit.request,
+            choice=self.choice,
+            text="".join(self._unsent),
+            tokens=self._unsent_tokens,
+            finish=self.finish,
+            logprobs=tuple(self._unsent_logprobs),
+        )
+        self._unsent.clear()
+        self._unsent_logprobs.clear()
+        self._unsent_tokens = 0
+        self._said = True
+        return delta
