@@ -7,7 +7,7 @@ import argparse
 import importlib
 import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -69,21 +69,31 @@ def _classes_in(module: ModuleType) -> list[type[ServiceSettings]]:
     ]
 
 
-def documents(found: Iterable[Room], root: Path = ROOT) -> dict[Path, str]:
-    """Return every file that holds settings tables with the content it should have.
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """What the files with settings tables should contain, and a sentence for each README that has no place for one."""
 
-    Raises ValueError for a room whose README lacks the markers.
-    """
+    texts: Mapping[Path, str]
+    problems: tuple[str, ...]
+
+
+def documents(found: Iterable[Room], root: Path = ROOT) -> Documents:
+    """Return docs/settings.md and every room's README with the tables of its code."""
     texts: dict[Path, str] = {}
+    problems: list[str] = []
     parts = [_HEAD, _SHARED, _shared_table()]
     for room in found:
         own = "\n\n".join(settings_table(cls) for cls in room.classes)
         title = room.folder.relative_to(root).as_posix()
         parts.append(f"\n## {title}\n\n{own}\n")
         readme = room.folder / "README.md"
-        texts[readme] = _with_table(readme, own)
+        text = _with_table(readme, own)
+        if text is None:
+            problems.append(f"{title}/README.md needs the lines {_BEGIN} and {_END} where its settings table goes")
+        else:
+            texts[readme] = text
     texts[root / "docs" / "settings.md"] = "".join(parts)
-    return texts
+    return Documents(texts, tuple(problems))
 
 
 def _shared_table() -> str:
@@ -93,13 +103,12 @@ def _shared_table() -> str:
     return f"\n{settings_table(Shared, shared=True)}\n"
 
 
-def _with_table(readme: Path, table: str) -> str:
+def _with_table(readme: Path, table: str) -> str | None:
+    """Return the README with the table between the markers, or None when it has no markers."""
     text = readme.read_text(encoding="utf-8") if readme.exists() else ""
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"{readme} needs the lines {_BEGIN} and {_END} where its settings table goes")
-    return f"{before}{_BEGIN}\n{table}\n{_END}{after}"
+    return f"{before}{_BEGIN}\n{table}\n{_END}{after}" if begin and end else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,18 +116,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m services.kit.settings_docs", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a file has drifted")
     check = parser.parse_args(arguments).check
-    try:
-        wanted = documents(rooms())
-    except ValueError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    drifted = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    wanted = documents(rooms())
+    sys.stderr.writelines(f"{problem}\n" for problem in wanted.problems)
+    drifted = [p for p, text in wanted.texts.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
     for path in drifted:
         sys.stderr.write(f"{'drifted' if check else 'wrote'}: {path.relative_to(ROOT)}\n")
         if not check:
             path.parent.mkdir(exist_ok=True)
-            path.write_text(wanted[path], encoding="utf-8")
-    return 1 if check and drifted else 0
+            path.write_text(wanted.texts[path], encoding="utf-8")
+    return 1 if wanted.problems or (check and drifted) else 0
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def test_a_readme_that_drifted_is_noticed_and_only_its_marked_part_is_replaced(t
     room = Room(folder, rooms()[0].classes)
     readme = folder / "README.md"
     readme.write_text("# X\n\n<!-- settings:begin -->\nstale\n<!-- settings:end -->\n\nThe end.\n")
-    wanted = documents([room], tmp_path)[readme]
+    wanted = documents([room], tmp_path).texts[readme]
     assert wanted.startswith("# X\n\n<!-- settings:begin -->\n| variable |")
     assert wanted.endswith("<!-- settings:end -->\n\nThe end.\n")
     assert "stale" not in wanted
@@ -32,8 +32,9 @@ def test_a_readme_without_markers_is_refused_by_name(tmp_path):
     folder = tmp_path / "services" / "x"
     folder.mkdir(parents=True)
     (folder / "README.md").write_text("# X\n")
-    with pytest.raises(ValueError, match=r"README\.md needs the lines"):
-        documents([Room(folder, rooms()[0].classes)], tmp_path)
+    found = documents([Room(folder, rooms()[0].classes)], tmp_path)
+    assert [problem.split(" needs ")[0] for problem in found.problems] == ["services/x/README.md"]
+    assert list(found.texts) == [tmp_path / "docs" / "settings.md"]
 
 
 def test_a_name_with_a_rooms_prefix_that_another_room_knows_is_not_refused():
