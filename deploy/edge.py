@@ -1,0 +1,132 @@
+"""Renders the front door's configuration: `python -m deploy.edge` writes <state>/envoy from the settings.
+
+Rendering is pure; only `write` touches the disk. Envoy and its wrapper (envoy/run.sh) read what is written here, so
+neither needs Python.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from deploy.edge_settings import EdgeSettings
+from deploy.replies import local_reply_config
+from deploy.template import Node, fill, to_yaml
+from services.kit.access import EDGE_OPERATOR, EDGE_PUBLIC
+from services.kit.settings import SettingsError, load
+from services.kit.tokens import ensure_token
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+TEMPLATE: Final = ROOT / "envoy" / "envoy.yaml"
+_LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")
+_MIB: Final = 1024 * 1024
+
+
+def render(template: str, settings: EdgeSettings) -> str:
+    """Return Envoy's configuration as YAML. Raises TemplateError when template and settings do not fit."""
+    return to_yaml(fill(template, _values(settings)))
+
+
+def wrapper_variables(settings: EdgeSettings) -> str:
+    """Return what envoy/run.sh reads: shell assignments of numbers."""
+    values = {
+        "ADMIN_PORT": settings.admin_port,
+        "DRAIN_NOTICE_S": settings.drain_notice_s,
+        "DRAIN_LIMIT_S": settings.drain_limit_s,
+        "WORKERS": settings.workers,
+    }
+    return "".join(f"{name}={value}\n" for name, value in values.items())
+
+
+def write(settings: EdgeSettings) -> Path:
+    """Write <state>/envoy/envoy.yaml and edge.env, each moved into place whole; return the configuration's path."""
+    folder = settings.state_dir / "envoy"
+    folder.mkdir(parents=True, exist_ok=True)
+    (settings.state_dir / "logs").mkdir(exist_ok=True)
+    _replace(folder / "edge.env", wrapper_variables(settings))
+    path = folder / "envoy.yaml"
+    _replace(path, render(TEMPLATE.read_text(encoding="utf-8"), settings))
+    return path
+
+
+def _replace(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def _values(settings: EdgeSettings) -> dict[str, Node]:
+    return {
+        "PORT": settings.port,
+        "BIND": settings.bind,
+        "OPERATOR_PORT": settings.operator_port,
+        "OPERATOR_BIND": settings.operator_bind,
+        "OPERATOR_HOSTS": [*_LOOPBACK_HOSTS, *settings.operator_hosts],
+        "OPERATOR_ORIGINS": _origins(settings),
+        "ADMIN_PORT": settings.admin_port,
+        "MAX_CONNECTIONS": settings.max_connections,
+        "BODY_LIMIT_MIB": settings.body_limit_mib,
+        "FIRST_TOO_LARGE": settings.body_limit_mib * _MIB + 1,
+        "STREAM_IDLE_TIMEOUT": f"{settings.stream_idle_timeout_s}s",
+        "ACCESS_LOG": str(settings.state_dir.resolve() / "logs" / "access.log"),
+        "LOCAL_REPLIES": local_reply_config(),
+        "FACADE_ENDPOINTS": _endpoints("facade", settings.facade_address),
+        "LLM_ENDPOINTS": _endpoints("llm", settings.llm_address),
+        "ADMISSION_ENDPOINTS": _endpoints("admission", settings.admission_address),
+        "TRACING": _tracing() if settings.otlp_endpoint else None,
+        "COLLECTOR_ENDPOINTS": _collector(settings.otlp_endpoint),
+    }
+
+
+def _origins(settings: EdgeSettings) -> str:
+    own = [f"http://{host}:{settings.operator_port}" for host in (*_LOOPBACK_HOSTS, *settings.operator_hosts)]
+    return "|".join(re.escape(origin) for origin in (*own, *settings.operator_origins))
+
+
+def _endpoints(cluster: str, address: str) -> Node:
+    host, _, port = address.rpartition(":")
+    where: Node = {"socket_address": {"address": host.strip("[]"), "port_value": int(port)}}
+    return {"cluster_name": cluster, "endpoints": [{"lb_endpoints": [{"endpoint": {"address": where}}]}]}
+
+
+def _collector(endpoint: str) -> Node:
+    """Return the collector's endpoints; without tracing the cluster stays, unused, so that the template is one piece."""
+    parts = urlsplit(endpoint or "http://127.0.0.1:4317")
+    return _endpoints("collector", f"{parts.hostname}:{parts.port or 4317}")
+
+
+def _tracing() -> Node:
+    """Return the connection managers' tracing. The URL tag is cut to nothing: Envoy would put the query string into it."""
+    return {
+        "random_sampling": {"value": 100},
+        "spawn_upstream_span": True,
+        "max_path_tag_length": 0,
+        "custom_tags": [{"tag": "url.path", "value": "%PATH(NQ:ORIG_OR_PATH)%"}],
+        "provider": {
+            "name": "envoy.tracers.opentelemetry",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.config.trace.v3.OpenTelemetryConfig",
+                "grpc_service": {"envoy_grpc": {"cluster_name": "collector"}, "timeout": "1s"},
+                "service_name": "envoy",
+            },
+        },
+    }
+
+
+def main() -> int:
+    """Write the configuration and the listeners' tokens; return the exit status."""
+    try:
+        settings = load(EdgeSettings)
+    except SettingsError as error:
+        sys.stderr.writelines(f"edge: {problem}\n" for problem in error.problems)
+        return 2
+    for token in (EDGE_PUBLIC, EDGE_OPERATOR):
+        ensure_token(settings.state_dir, token)
+    print(write(settings))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

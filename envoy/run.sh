@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# Runs Envoy so that a stop signal drains it, which Envoy alone does not do: SIGTERM would cut every stream.
+#
+#   OMNISERVE_STATE_DIR   where `python -m deploy.edge` wrote envoy/envoy.yaml and envoy/edge.env, and where tokens/ is
+#   OMNISERVE_EDGE_ENVOY  the Envoy binary (default: envoy, from the PATH)
+#
+# SIGTERM or SIGINT: /healthz turns to 503, listeners close after a notice, running streams end by themselves within a limit,
+# then Envoy stops and the exit status is 0. A second signal ends the waiting. When Envoy dies by itself, the status is not 0.
+# `run.sh healthy` asks Envoy whether it is live and exits 0 or 1: a container's health check.
+set -uo pipefail
+
+state=${OMNISERVE_STATE_DIR:?is not set: the directory with envoy/envoy.yaml and tokens/}
+envoy=${OMNISERVE_EDGE_ENVOY:-envoy}
+config=$state/envoy/envoy.yaml
+access_log=$state/logs/access.log
+max_log_bytes=$((32 * 1024 * 1024))
+# Numbers only: ADMIN_PORT, DRAIN_NOTICE_S, DRAIN_LIMIT_S, WORKERS.
+# shellcheck source=/dev/null
+. "$state/envoy/edge.env" || exit 2
+
+# admin METHOD PATH: prints Envoy's answer, status line and headers included; fails when there is none.
+admin() (
+  exec 3<>"/dev/tcp/127.0.0.1/$ADMIN_PORT" || exit 1
+  printf '%s %s HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n' "$1" "$2" >&3
+  while IFS= read -r -t 5 line <&3 || [ -n "$line" ]; do printf '%s\n' "${line%$'\r'}"; done
+) 2>/dev/null
+
+# Requests in flight on both listeners; nothing when Envoy does not answer.
+active_streams() {
+  admin GET '/stats?filter=downstream_rq_active' |
+    awk '/^http\.(public|operator)\.downstream_rq_active:/ {sum += $2; seen = 1} END {if (seen) print sum}'
+}
+
+token() {
+  local file=$state/tokens/$1
+  [ -s "$file" ] || { echo "run.sh: no token in $file; python -m deploy.edge makes it" >&2; return 1; }
+  cat "$file"
+}
+
+# pause SECONDS: sleeps without a process of its own, so that a signal ends it and nothing is left behind.
+exec {never}<> <(:)
+pause() { read -r -t "$1" -u "$never"; return 0; }
+
+# Four files of 32 MiB at most, until the wrapper is gone.
+keep_access_log_small() {
+  while pause 60 && kill -0 $$; do
+    [ "$(wc -c 2>/dev/null <"$access_log" || echo 0)" -lt "$max_log_bytes" ] && continue
+    for n in 2 1; do [ -f "$access_log.$n" ] && mv "$access_log.$n" "$access_log.$((n + 1))"; done
+    mv "$access_log" "$access_log.1" && admin POST /reopen_logs >/dev/null
+  done
+}
+
+alive() { kill -0 "$pid" 2>/dev/null; }
+
+drain() {
+  echo "run.sh: draining: running streams have ${DRAIN_LIMIT_S} s" >&2
+  # Connections are asked to close (GOAWAY, connection: close), and health checks fail; new ones still get in for the notice.
+  if admin POST /healthcheck/fail >/dev/null && admin POST '/drain_listeners?graceful&skip_exit' >/dev/null; then
+    wait_up_to "$DRAIN_NOTICE_S"
+    admin POST /drain_listeners >/dev/null # the ports close, streams go on
+    wait_up_to "$DRAIN_LIMIT_S" for_streams
+  fi
+  kill -TERM "$pid" 2>/dev/null
+  for _ in $(seq 25); do alive || return; pause 0.2; done
+  kill -KILL "$pid" 2>/dev/null
+}
+
+# wait_up_to SECONDS [for_streams]: ends early when Envoy is gone, a second signal came, or no stream is left.
+wait_up_to() {
+  local ends=$((SECONDS + $1))
+  while [ "$SECONDS" -lt "$ends" ] && [ "$signals" -lt 2 ] && alive; do
+    [ "${2:-}" = for_streams ] && [ "$(active_streams)" = 0 ] && return
+    pause 0.2
+  done
+}
+
+if [ "${1:-}" = healthy ]; then
+  [[ $(admin GET /ready) == *LIVE* ]]
+  exit
+fi
+
+OMNISERVE_EDGE_PUBLIC_TOKEN=$(token envoy-public) || exit 2
+OMNISERVE_EDGE_OPERATOR_TOKEN=$(token envoy-operator) || exit 2
+export OMNISERVE_EDGE_PUBLIC_TOKEN OMNISERVE_EDGE_OPERATOR_TOKEN
+
+# Where the system can, Envoy is tied to this wrapper: an orphan would keep the ports from its successor.
+tie=()
+if setpriv --pdeathsig KILL true 2>/dev/null; then tie=(setpriv --pdeathsig KILL --); fi
+threads=()
+if [ "$WORKERS" -gt 0 ]; then threads=(--concurrency "$WORKERS"); fi
+
+signals=0
+trap 'signals=$((signals + 1))' TERM INT
+"${tie[@]}" "$envoy" -c "$config" --disable-hot-restart --log-level warning --file-flush-interval-msec 1000 \
+  --drain-strategy immediate --drain-time-s "$DRAIN_NOTICE_S" "${threads[@]}" &
+pid=$!
+keep_access_log_small &
+keeper=$!
+trap 'kill "$keeper" 2>/dev/null' EXIT
+
+status=0
+while [ "$signals" -eq 0 ] && alive; do
+  wait "$pid"
+  status=$?
+done
+if [ "$signals" -gt 0 ]; then
+  drain
+  wait "$pid" 2>/dev/null
+  exit 0
+fi
+echo "run.sh: Envoy ended by itself with status $status" >&2
+[ "$status" -ne 0 ] && exit "$status"
+exit 1

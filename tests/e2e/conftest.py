@@ -1,0 +1,117 @@
+"""The front door alone: real Envoy in its real wrapper, with stand-ins behind it (stand_ins.py)."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Door:
+    """A running front door. `wrapper` is envoy/run.sh."""
+
+    wrapper: "subprocess.Popen[bytes]"
+    environ: Mapping[str, str]
+    state_dir: Path
+
+    @property
+    def public_target(self) -> str:
+        return f"127.0.0.1:{self.environ['OMNISERVE_EDGE_PORT']}"
+
+    @property
+    def operator_target(self) -> str:
+        return f"127.0.0.1:{self.environ['OMNISERVE_EDGE_OPERATOR_PORT']}"
+
+    @property
+    def public_url(self) -> str:
+        return f"http://{self.public_target}"
+
+    @property
+    def operator_url(self) -> str:
+        return f"http://{self.operator_target}"
+
+    @property
+    def facade_url(self) -> str:
+        return f"http://{self.environ['OMNISERVE_FACADE_ADDRESS']}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.environ['OMNISERVE_EDGE_ADMIN_PORT']}"
+
+    def token(self, caller: str) -> str:
+        return (self.state_dir / "tokens" / caller).read_text().strip()
+
+    def access_log(self) -> list[dict[str, object]]:
+        log = self.state_dir / "logs" / "access.log"
+        return [json.loads(line) for line in log.read_text().splitlines()]
+
+    def is_healthy(self) -> bool:
+        try:
+            return httpx.get(f"{self.public_url}/healthz", timeout=1).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+
+@pytest.fixture(scope="session")
+def open_door(free_ports: Callable[[int], list[int]], wait_until: Callable[..., None]) -> object:
+    """Return `open_door(state_dir, **environment)`, a context manager that runs a front door with stand-ins behind it."""
+
+    @contextmanager
+    def opened(state_dir: Path, **overrides: str) -> Iterator[Door]:
+        public, operator, admin, facade, llm, admission = free_ports(6)
+        environ = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("OMNISERVE_", "OTEL_"))},
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'protos' / 'gen'}",
+            "OMNISERVE_STATE_DIR": str(state_dir),
+            "OMNISERVE_EDGE_PORT": str(public),
+            "OMNISERVE_EDGE_OPERATOR_PORT": str(operator),
+            "OMNISERVE_EDGE_ADMIN_PORT": str(admin),
+            "OMNISERVE_FACADE_ADDRESS": f"127.0.0.1:{facade}",
+            "OMNISERVE_LLM_ADDRESS": f"127.0.0.1:{llm}",
+            "OMNISERVE_ADMISSION_ADDRESS": f"127.0.0.1:{admission}",
+            **overrides,
+        }
+        ports = ["--facade", str(facade), "--llm", str(llm), "--admission", str(admission)]
+        behind = subprocess.Popen(
+            [sys.executable, str(HERE / "stand_ins.py"), *ports, "--state-dir", str(state_dir)], cwd=ROOT, env=environ
+        )
+        subprocess.run([sys.executable, "-m", "deploy.edge"], cwd=ROOT, env=environ, check=True, capture_output=True)
+        wrapper = subprocess.Popen(["bash", str(ROOT / "envoy" / "run.sh")], cwd=ROOT, env=environ)
+        door = Door(wrapper, environ, state_dir)
+        try:
+            wait_until(lambda: door.is_healthy() and _answers(door.facade_url), "the front door and its stand-ins")
+            yield door
+        finally:
+            for process in (wrapper, behind):
+                process.terminate()
+            wrapper.terminate()
+            wrapper.wait(30)
+            behind.kill()
+            behind.wait(10)
+
+    return opened
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=1).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def door(open_door: Callable[..., object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    """A front door shared by the tests of the run."""
+    with open_door(tmp_path_factory.mktemp("door")) as opened:
+        yield opened
