@@ -6,6 +6,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 GEN := protos/gen
+SHELL_FILES := envoy/run.sh .ci/run
+# Where the mesh keeps its run-time state, as the services have it.
+STATE := $(or $(OMNISERVE_STATE_DIR),run)
 PROTO_FILES := $(shell find protos/omniserve -name '*.proto' | sort)
 
 .PHONY: help
@@ -37,6 +40,38 @@ setup: $(VENV)/.installed $(GEN)/.made ## Make the virtual environment, the whee
 .PHONY: protos
 protos: $(GEN)/.made ## Generate typed stubs from protos/.
 
+.PHONY: lock
+lock: setup ## Write the exact versions of the virtual environment to constraints.txt.
+	@mkdir -p build
+	$(BIN)/pip freeze --exclude-editable | grep -E '^[A-Za-z0-9._-]+==[^ ]+$$' > build/constraints.txt
+	@mv build/constraints.txt constraints.txt && touch $(VENV)/.installed $(GEN)/.made
+
+.PHONY: docs
+docs: setup ## Write the settings tables of docs/settings.md and of each room's README.
+	$(BIN)/python -m services.kit.settings_docs
+
+# ---- run ------------------------------------------------------------------------------------------------------
+
+.PHONY: run
+run: setup ## Start the mesh and stay; Ctrl-C drains it.
+	@exec $(BIN)/python -m deploy.run
+
+.PHONY: up
+up: setup ## Start the mesh in the background.
+	@$(BIN)/python -m deploy.run up
+
+.PHONY: down
+down: ## Drain and stop the mesh that runs in the background.
+	@$(BIN)/python -m deploy.run down
+
+.PHONY: restart
+restart: ## Drain and start one service again: make restart SERVICE=llm
+	@$(BIN)/python -m deploy.run restart $(or $(SERVICE),$(error which one? make restart SERVICE=llm))
+
+.PHONY: logs
+logs: ## Follow the logs, or one of them: make logs SERVICE=llm
+	@tail -n 20 -F $(STATE)/logs/$(or $(SERVICE),*).log
+
 # ---- gates ----------------------------------------------------------------------------------------------------
 
 .PHONY: check
@@ -46,7 +81,24 @@ check: setup ## Lint, types, import contracts, proto lint.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
+	$(BIN)/shellcheck $(SHELL_FILES)
 
 .PHONY: test
 test: check ## Every gate and every test.
 	$(BIN)/pytest
+
+# ---- containers -----------------------------------------------------------------------------------------------
+
+.PHONY: wheels
+wheels: $(VENV)/.installed ## Put the compiled engine wheel into build/wheels, so that an image build need not compile it.
+	@mkdir -p build/wheels
+	$(BIN)/pip wheel --quiet --no-deps --constraint constraints.txt --wheel-dir build/wheels llama-cpp-python
+
+.PHONY: compose-test
+compose-test: setup wheels ## Build and start the compose file for real, chat through it, find the trace, remove it.
+	$(BIN)/python -m deploy.docker.compose_test
+
+.PHONY: clean
+clean: ## Remove what builds and tests leave; the virtual environment and run-time state stay.
+	rm -rf build $(GEN) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

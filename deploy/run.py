@@ -1,0 +1,215 @@
+"""Runs the mesh on this host: `python -m deploy.run [foreground | up | down | restart NAME]`.
+
+foreground (the default) stays until Ctrl-C or SIGTERM, then drains everything, the front door first, and exits 0; a second
+signal hurries. `up` leaves the mesh running in the background, `down` drains and stops it.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from http.client import HTTPException
+from subprocess import Popen
+
+from deploy import ports
+from deploy.control import NotRunningError, Process, Supervisor, UnknownProgramError
+from deploy.launcher import GaveUp, prepare, start, tail, wait_ready
+from deploy.plan import Plan, Service, make_plan
+from deploy.readiness import http_get
+from services.kit.settings import SettingsError
+
+_FAILED = 1
+_BAD_SETTINGS = 2
+_POLL_S = 0.2
+
+
+class _Signals:
+    """Counts stop signals; the first drains, the second hurries."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._heard)
+
+    def _heard(self, _number: int, _frame: object) -> None:
+        self.count += 1
+
+
+def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """Run one command; return the exit status: 0 done, 1 failed, 2 settings that cannot be used."""
+    parser = argparse.ArgumentParser(prog="python -m deploy.run", description=__doc__)
+    commands = parser.add_subparsers(dest="command")
+    for name in ("foreground", "up", "down"):
+        commands.add_parser(name)
+    commands.add_parser("restart").add_argument("name")
+    chosen = parser.parse_args(arguments)
+    try:
+        plan = make_plan(os.environ if environ is None else environ)
+    except SettingsError as error:
+        return _complain(*error.problems, status=_BAD_SETTINGS)
+    if chosen.command == "down":
+        return _down(plan)
+    if chosen.command == "restart":
+        return _restart(plan, chosen.name)
+    return _start(plan, foreground=chosen.command != "up")
+
+
+def _start(plan: Plan, *, foreground: bool) -> int:
+    supervisor = Supervisor(plan.paths.socket)
+    with suppress(NotRunningError):
+        pid = supervisor.pid()
+        return _complain(f"the mesh of {plan.edge.state_dir} is already running (pid {pid}); `make down` stops it")
+    if taken := ports.problems(plan.listens):
+        return _complain(*taken)
+    signals = _Signals()
+    prepare(plan)
+    supervisord = start(plan, tied=foreground)
+    failure = wait_ready(
+        plan,
+        on_ready=lambda service, seconds: _say(f"{service.name:<10} ready {seconds:5.1f} s  {service.where}"),
+        stopped=lambda: signals.count > 0,
+        alive=lambda: supervisord.poll() is None,
+    )
+    if failure is not None:
+        _explain(plan, failure)
+        supervisord.terminate()
+        supervisord.wait()
+        return _FAILED
+    if signals.count == 0:
+        _invite(plan, foreground=foreground)
+        if not foreground:
+            return 0
+        _watch(supervisor, supervisord, signals)
+    if supervisord.poll() is not None:
+        return _complain("supervisord ended by itself", *tail(plan.paths.log("supervisord")))
+    return _drain(supervisor, supervisord, signals)
+
+
+def _watch(supervisor: Supervisor, supervisord: Popen[bytes], signals: _Signals) -> None:
+    """Report what happens to the processes until a signal comes or supervisord ends."""
+    known: dict[str, Process] = {}
+    while signals.count == 0 and supervisord.poll() is None:
+        with suppress(NotRunningError):
+            now = supervisor.processes()
+            for name, process in now.items():
+                if line := _change(known.get(name), process):
+                    _say(f"{name:<10} {line}")
+            known = now
+        _pause(1.0, signals)
+
+
+def _change(before: Process | None, now: Process) -> str | None:
+    if before is None or before.pid == now.pid:
+        return None
+    if now.pid == 0:
+        return f"ended with status {now.exit_status}; it will be started again"
+    return f"started again (pid {now.pid})"
+
+
+def _drain(supervisor: Supervisor, supervisord: Popen[bytes], signals: _Signals) -> int:
+    _say("Draining: the front door closes, running requests may end. Once more to hurry.")
+    pids: list[int] = []
+    with suppress(NotRunningError):
+        pids = [process.pid for process in supervisor.processes().values() if process.pid]
+    supervisord.terminate()
+    heard = signals.count
+    while supervisord.poll() is None:
+        if signals.count > heard:
+            heard = signals.count
+            _hurry(pids)
+        time.sleep(_POLL_S)
+    _say("Stopped.")
+    return 0
+
+
+def _hurry(pids: Sequence[int]) -> None:
+    """Signal every process twice: for each, the first signal drains and the second ends the waiting."""
+    for _ in range(2):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        time.sleep(_POLL_S)
+
+
+def _down(plan: Plan) -> int:
+    try:
+        pid = Supervisor(plan.paths.socket).pid()
+    except NotRunningError:
+        _say(f"The mesh of {plan.edge.state_dir} is not running.")
+        return 0
+    _say("Draining: the front door closes, running requests may end.")
+    os.kill(pid, signal.SIGTERM)
+    while _exists(pid):
+        time.sleep(_POLL_S)
+    _say("Stopped.")
+    return 0
+
+
+def _restart(plan: Plan, name: str) -> int:
+    try:
+        Supervisor(plan.paths.socket).restart(name)
+    except (NotRunningError, UnknownProgramError) as error:
+        return _complain(str(error))
+    service = next(each for each in plan.services if each.name == name)
+    ends = time.monotonic() + plan.run.ready_timeout_s
+    while not service.probe():
+        if time.monotonic() > ends:
+            _explain(plan, GaveUp(name, f"was not ready after {plan.run.ready_timeout_s:g} s"))
+            return _FAILED
+        time.sleep(_POLL_S)
+    _say(f"{name:<10} ready again")
+    return 0
+
+
+def _invite(plan: Plan, *, foreground: bool) -> None:
+    door = f"http://{_door(plan).where}"
+    body = {"model": _first_model(plan), "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    _say(f"\nThe mesh is ready: {door} (operator: http://127.0.0.1:{plan.edge.operator_port}; logs: {plan.paths.logs})")
+    _say(f"Try:\n  curl {door}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{json.dumps(body)}'")
+    _say("Ctrl-C drains and stops." if foreground else "`make down` drains and stops, `make logs` follows the logs.")
+
+
+def _first_model(plan: Plan) -> str:
+    with suppress(OSError, HTTPException, ValueError, LookupError, TypeError):
+        return str(json.loads(http_get(_door(plan).where, "/v1/models")[1])["data"][0]["id"])
+    return "default"
+
+
+def _door(plan: Plan) -> Service:
+    return next(each for each in plan.services if each.name == "envoy")
+
+
+def _explain(plan: Plan, failure: GaveUp) -> None:
+    log = plan.paths.log(failure.service)
+    _complain(f"{failure.service} {failure.why}. The end of {log}:", *(f"  {line}" for line in tail(log)))
+
+
+def _complain(*sentences: str, status: int = _FAILED) -> int:
+    sys.stderr.writelines(f"{sentence}\n" for sentence in sentences)
+    return status
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _pause(seconds: float, signals: _Signals) -> None:
+    ends = time.monotonic() + seconds
+    while signals.count == 0 and time.monotonic() < ends:
+        time.sleep(_POLL_S)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""The whole mesh as a fixture: real processes under the real launcher, on free ports, with a state directory of its own."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from deploy.control import NotRunningError, Process, Supervisor
+
+ROOT = Path(__file__).resolve().parents[1]
+START_LIMIT_S = 110.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on, below the range that the kernel takes for outgoing connections."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randint(20_000, 31_000)  # noqa: S311 - no secret
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found += [port] if port not in found else []
+    return found
+
+
+def wait_until(condition: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
+    """Return as soon as the condition holds; fail with `what` when it never does."""
+    ends = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > ends:
+            pytest.fail(f"{what}: not within {limit_s:g} s")
+        time.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A running mesh. Services by name: admission, llm, facade, envoy."""
+
+    launcher: "subprocess.Popen[str]"
+    environ: Mapping[str, str]
+    state_dir: Path
+    output: Path
+
+    @property
+    def public_url(self) -> str:
+        """Base address of the public listener."""
+        return f"http://{self.public_target}"
+
+    @property
+    def public_target(self) -> str:
+        """The public listener as host:port, for gRPC channels."""
+        return f"127.0.0.1:{self.environ['OMNISERVE_EDGE_PORT']}"
+
+    @property
+    def operator_url(self) -> str:
+        """Base address of the operator listener."""
+        return f"http://{self.operator_target}"
+
+    @property
+    def operator_target(self) -> str:
+        """The operator listener as host:port."""
+        return f"127.0.0.1:{self.environ['OMNISERVE_EDGE_OPERATOR_PORT']}"
+
+    @property
+    def admin_url(self) -> str:
+        """Base address of Envoy's admin interface."""
+        return f"http://127.0.0.1:{self.environ['OMNISERVE_EDGE_ADMIN_PORT']}"
+
+    def address(self, service: str) -> str:
+        """Return where a service listens, host:port."""
+        return self.environ[f"OMNISERVE_{service.upper()}_LISTEN"]
+
+    def token(self, caller: str) -> str:
+        """Return a service token: admission, llm, facade, envoy-public, envoy-operator or cli."""
+        return (self.state_dir / "tokens" / caller).read_text().strip()
+
+    def log(self, service: str) -> str:
+        """Return a service's log so far."""
+        return (self.state_dir / "logs" / f"{service}.log").read_text(errors="replace")
+
+    def processes(self) -> dict[str, Process]:
+        """Return the supervised processes by service."""
+        return Supervisor(self.state_dir / "supervisor" / "supervisor.sock").processes()
+
+    def pid(self, service: str) -> int:
+        """Return a service's process id; for envoy that of Envoy itself, not of its wrapper. 0 while none runs."""
+        pid = self.processes()[service].pid
+        if service == "envoy" and pid:
+            with suppress(psutil.NoSuchProcess):
+                return next((p.pid for p in psutil.Process(pid).children() if p.name() == "envoy"), 0)
+        return pid
+
+    def children(self, service: str) -> list[int]:
+        """Return the process ids below a service: an engine's hosts."""
+        return [child.pid for child in psutil.Process(self.pid(service)).children(recursive=True)]
+
+    def kill(self, service: str, number: int = signal.SIGKILL) -> int:
+        """Send a signal to a service; return the process id it had."""
+        pid = self.pid(service)
+        os.kill(pid, number)
+        return pid
+
+    def restart(self, service: str) -> None:
+        """Drain and start one service, and wait until the mesh is ready again."""
+        Supervisor(self.state_dir / "supervisor" / "supervisor.sock").restart(service)
+        self.wait_ready()
+
+    def is_ready(self) -> bool:
+        """Return whether the whole chain says so through the front door."""
+        try:
+            return httpx.get(f"{self.public_url}/readyz", timeout=2).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def wait_ready(self) -> None:
+        """Wait until the front door answers that everything is ready."""
+        wait_until(self.is_ready, "the mesh is ready")
+
+    def wait_replaced(self, service: str, old_pid: int) -> int:
+        """Wait until another process of the service runs than `old_pid` and the mesh is ready; return its id."""
+        wait_until(lambda: self.pid(service) not in {0, old_pid}, f"{service} runs again")
+        self.wait_ready()
+        return self.pid(service)
+
+
+def mesh_environ(state_dir: Path, **overrides: str) -> dict[str, str]:
+    """Return an environment for a mesh of its own: free ports, a state directory, none of the caller's settings."""
+    names = ("EDGE_PORT", "EDGE_OPERATOR_PORT", "EDGE_ADMIN_PORT", "ADMISSION_LISTEN", "LLM_LISTEN", "FACADE_LISTEN")
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMNISERVE_", "OTEL_"))}
+    return {
+        **inherited,
+        "OMNISERVE_STATE_DIR": str(state_dir),
+        **{f"OMNISERVE_{n}": f"127.0.0.1:{p}" if n.endswith("LISTEN") else str(p) for n, p in ports.items()},
+        **overrides,
+    }
+
+
+@contextmanager
+def running_mesh(state_dir: Path, **overrides: str) -> Iterator[Mesh]:
+    """Run a mesh for the length of a block. `overrides`: environment variables."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    environ = mesh_environ(state_dir, **overrides)
+    output = state_dir / "launcher.log"
+    with output.open("w") as file:
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "deploy.run"], cwd=ROOT, env=environ, stdout=file, stderr=file, text=True
+        )
+    mesh = Mesh(launcher, environ, state_dir, output)
+    try:
+        wait_until(
+            lambda: "The mesh is ready" in output.read_text() or launcher.poll() is not None, "ready", START_LIMIT_S
+        )
+        assert launcher.poll() is None, f"the launcher ended with {launcher.returncode}:\n{output.read_text()}"
+        yield mesh
+    finally:
+        _stop(mesh)
+
+
+def _stop(mesh: Mesh) -> None:
+    with suppress(NotRunningError):
+        pids = [process.pid for process in mesh.processes().values() if process.pid]
+        mesh.launcher.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            mesh.launcher.wait(5)
+            return
+        mesh.launcher.terminate()  # hurry
+        with suppress(subprocess.TimeoutExpired):
+            mesh.launcher.wait(20)
+            return
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    mesh.launcher.kill()
+    mesh.launcher.wait()
+
+
+@pytest.fixture(scope="session")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """The whole mesh, shared by every test of the run: leave it ready, as you found it."""
+    with running_mesh(tmp_path_factory.mktemp("mesh")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def make_mesh() -> Callable[..., "contextmanager[Mesh]"]:
+    """Return `running_mesh(state_dir, **environment)` for tests that need a mesh of their own."""
+    return running_mesh
+
+
+@pytest.fixture(scope="session", name="free_ports")
+def _free_ports() -> Callable[[int], list[int]]:
+    """Return `free_ports(count)`."""
+    return free_ports
+
+
+@pytest.fixture(scope="session", name="wait_until")
+def _wait_until() -> Callable[..., None]:
+    """Return `wait_until(condition, what, limit_s)`."""
+    return wait_until
