@@ -32,7 +32,7 @@ MAX_MESSAGE_BYTES: Final = 96 * 1024 * 1024
 C = TypeVar("C", bound=grpc.aio.Call)
 Metadata = tuple[tuple[str, str | bytes], ...]
 
-_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A hung or vanished peer is noticed within 15 s, also while nothing is being said.
@@ -64,7 +64,7 @@ def open_channel(address: str, *, caller: str, state_dir: Path, peers: Iterable[
     all other failures are the caller's to judge, and so are deadlines and `wait_for_ready`. `peers` names the contracts
     (`omniserve.<peer>.v1`) whose RPCs are looked through for that.
     """
-    options = (*_OPTIONS, ("grpc.service_config", json.dumps(service_config(peers))))
+    options = (*OPTIONS, ("grpc.service_config", json.dumps(service_config(peers))))
     return MeshChannel(grpc.aio.insecure_channel(address, options=options), token=ensure_token(state_dir, caller))
 
 
