@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from bench.llm.rounds import CALM_CORES
 from bench.measure import Spread, ratio, spread
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
-CALM_CORES = 0.15
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 # A server publishes the counters of a step shortly after the step's tokens.
 PUBLISHED_S = 0.05
+# Fewer cores kept busy by other programs count as calm.
+CALM_CORES = 0.15
+LOOK_S = 0.5
 
 
 class BenchError(Exception):
@@ -65,10 +68,14 @@ def prompts(concurrency: int, round_index: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is asked: tokens of every stream, and seconds after which a burst is given up."""
+    """How much is asked: tokens of every stream, and seconds after which a burst is given up.
+
+    `calm_limit_s`: longest wait before a round for other programs to leave the machine alone.
+    """
 
     tokens: int
     limit_s: float = 120.0
+    calm_limit_s: float = 0.0
 
 
 def run_rounds(
@@ -76,8 +83,19 @@ def run_rounds(
 ) -> Iterator[Sample]:
     """Measure both sides in turn, with the same prompts in each round; BenchError when they did unequal work."""
     for round_index in range(rounds):
+        wait_for_calm(plan.calm_limit_s)
         for which in abba(round_index):
             yield measure(load, sides[which], plan, concurrency=concurrency, round_index=round_index)
+
+
+def wait_for_calm(limit_s: float) -> None:
+    """Wait until the machine is idle, but no longer than the limit; what is measured is measured in any case."""
+    end_s = time.monotonic() + limit_s
+    while time.monotonic() < end_s:
+        before_s = machine_busy_seconds()
+        time.sleep(LOOK_S)
+        if machine_busy_seconds() - before_s < CALM_CORES * LOOK_S:
+            return
 
 
 def measure(load: LoadProcess, side: Side, plan: Plan, *, concurrency: int, round_index: int) -> Sample:
