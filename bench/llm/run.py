@@ -40,6 +40,12 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=6, help="interleaved rounds per number of streams")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of every stream")
     parser.add_argument(
+        "--wait-for-calm",
+        type=float,
+        default=15.0,
+        help="longest wait before a round for other programs to rest, seconds",
+    )
+    parser.add_argument(
         "--null", action="store_true", help="llama-server against itself: what the method cannot tell apart"
     )
     parser.add_argument("--peer", type=Path, help="a llama-server to use instead of building one")
@@ -68,7 +74,7 @@ def environment(options: argparse.Namespace, environ: Mapping[str, str]) -> dict
         "rounds": options.rounds,
         "tokens_per_stream": options.tokens,
         "gguf": options.gguf.name,
-        "sampling": "greedy, ignore_eos",
+        "sampling": "greedy, ignore_eos; llama-server with its shortest sampler chain",
         "prefix_cache": "off on both sides, prompts differ from their first word on",
         "llama_cpp_python": metadata.version(peer.DISTRIBUTION),
         "peer_arguments": options.peer_arg,
@@ -117,7 +123,7 @@ def run(options: argparse.Namespace) -> list[Sample]:
         for side in sides:
             measure(load, side, Plan(tokens=16), concurrency=max(options.streams), round_index=options.rounds)
         for concurrency in options.streams:
-            plan = Plan(tokens=options.tokens)
+            plan = Plan(tokens=options.tokens, calm_limit_s=options.wait_for_calm)
             samples += run_rounds(load, sides, plan, concurrency=concurrency, rounds=options.rounds)
     comparisons = compare(samples, names)
     print(tables(comparisons, names))

@@ -87,8 +87,8 @@ class Peer:
         self._child = child
 
     def body(self, prompt: str, tokens: int) -> str:
-        """As Side says."""
-        return chat_body(prompt, tokens)
+        """As Side says; the shortest sampler chain it has, since its default one does work that greedy choice ignores."""
+        return chat_body(prompt, tokens, samplers=["temperature"])
 
     def processes(self) -> Mapping[str, Sequence[int]]:
         """As Side says."""
