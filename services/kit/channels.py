@@ -2,13 +2,12 @@
 
 The token and the trace context are added by a thin channel around gRPC's own instead of by client interceptors: an
 intercepted call is another object with a task of its own, costs more per message, and keeps spans open when a stream
-is never read or its caller is cancelled. Here the caller gets gRPC's own call object, and its end ends the span.
+is never read or its caller is cancelled. Here the caller gets gRPC's own call, and its end ends the span.
 """
 
 import asyncio
 import json
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -130,7 +129,8 @@ class MeshChannel(grpc.aio.Channel):
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
         """Return the callable of a server-streaming RPC."""
-        return self._tagged(method, self._channel.unary_stream(method, *args, **kwargs))
+        call = self._tagged(method, self._channel.unary_stream(method, *args, **kwargs))
+        return lambda *args, **kwargs: _StreamCall(call(*args, **kwargs))
 
     def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
         """Return the callable of a client-streaming RPC."""
@@ -138,21 +138,22 @@ class MeshChannel(grpc.aio.Channel):
 
     def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
         """Return the callable of a bidirectional RPC."""
-        return self._tagged(method, self._channel.stream_stream(method, *args, **kwargs))
+        call = self._tagged(method, self._channel.stream_stream(method, *args, **kwargs))
+        return lambda *args, **kwargs: _StreamCall(call(*args, **kwargs))
 
     def _tagged(self, path: str, call: Callable[..., grpc.aio.Call]) -> Callable[..., grpc.aio.Call]:
         def start(*args: Any, metadata: Iterable[Any] | None = None, **kwargs: Any) -> grpc.aio.Call:  # noqa: ANN401
             given = cast("Metadata", tuple(metadata or ()))
             keys = {key for key, _ in given}
             if not telemetry.tracing():
-                return _leaving_cancels(call(*args, metadata=(*self._identity, *given, *_passed_on(keys)), **kwargs))
+                return call(*args, metadata=(*self._identity, *given, *_passed_on(keys)), **kwargs)
             span = _client_span(path)
             carrier: dict[str, str] = {}
             inject(carrier, trace.set_span_in_context(span))
             added = tuple(item for item in carrier.items() if item[0] not in keys)
             started = call(*args, metadata=(*self._identity, *given, *added, *_request_id(keys)), **kwargs)
             started.add_done_callback(lambda ended: _end(span, ended))
-            return _leaving_cancels(started)
+            return started
 
         return start
 
@@ -181,23 +182,33 @@ class MeshChannel(grpc.aio.Channel):
         await self.close()
 
 
-def _leaving_cancels(call: grpc.aio.Call) -> grpc.aio.Call:
-    """Make sure that a reader who is cancelled before the first message cancels the call.
+class _StreamCall:
+    """gRPC's call with a response stream; a reader who is cancelled always cancels the call.
 
-    gRPC does so for every later read, but its wait for the call's start only ends the wait: the RPC would go on at the
-    peer until the garbage collector finds the call. (A stream whose caller waits in a queue is in just that state.)
+    gRPC does so only while it waits for a message. Cancelled in its wait for the call's start, a reader just goes away,
+    and the RPC runs on at the peer until the garbage collector finds the call.
     """
-    preparation = getattr(call, "_preparation", None)
-    if preparation is not None:
-        reference = weakref.ref(call)
 
-        def ended(task: asyncio.Task[None]) -> None:
-            started = reference()
-            if task.cancelled() and started is not None:
-                started.cancel()
+    def __init__(self, call: Any) -> None:  # noqa: ANN401 - UnaryStreamCall or StreamStreamCall
+        self._call = call
 
-        preparation.add_done_callback(ended)
-    return call
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - everything else is gRPC's
+        return getattr(self._call, name)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        try:
+            async for message in self._call:
+                yield message
+        except asyncio.CancelledError:
+            self._call.cancel()
+            raise
+
+    async def read(self) -> Any:  # noqa: ANN401 - a message, or EOF
+        try:
+            return await self._call.read()
+        except asyncio.CancelledError:
+            self._call.cancel()
+            raise
 
 
 def _passed_on(keys: set[str]) -> Metadata:

@@ -152,7 +152,6 @@ async def _open(
         yield running
     finally:
         await running.close(None)
-        await asyncio.to_thread(telemetry.flush_telemetry)
 
 
 def _build(

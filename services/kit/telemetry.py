@@ -15,7 +15,8 @@ from services.kit.context import current_request
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-_FLUSH_MS = 3_000
+# The most a collector that does not answer may hold up the end of a process.
+_EXPORT_S = 2
 
 
 class TelemetrySettings(Protocol):
@@ -61,14 +62,14 @@ def _exporting(service: str, endpoint: str) -> "TracerProvider":
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
     provider = TracerProvider(resource=Resource.create({SERVICE_NAME: service}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S)))
     return provider
 
 
 def flush_telemetry() -> None:
-    """Send what is buffered, within 3 s. Blocks: call it from a thread or at the very end."""
+    """Send what is buffered; gives up after 2 s. Blocks: call it from a thread, at the end of the process."""
     if _state.provider is not None:
-        _state.provider.force_flush(_FLUSH_MS)
+        _state.provider.force_flush()
 
 
 @contextmanager

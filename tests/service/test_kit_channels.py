@@ -14,7 +14,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
 from services.kit.access import TOKEN_KEY
 from services.kit.channels import ending, open_channel, service_config, time_left_s
-from services.kit.errors import DomainError, Reason, from_rpc_error
+from services.kit.errors import DomainError, ErrorInterceptor, Reason, from_rpc_error
 from services.kit.server import running_server
 from services.kit.settings import MeshSettings
 from services.kit.tokens import ensure_token
@@ -55,21 +55,22 @@ SHOP = "omniserve.kittest.v1.Shop"
 
 
 @asynccontextmanager
-async def shop(state_dir, *, failures, pushback=False):
-    """Serve the shop; each RPC fails `failures` times with UNAVAILABLE. Gives a channel and the calls that arrived."""
+async def shop(state_dir, *, failures, decided=False):
+    """Serve the shop: `failures` calls end with UNAVAILABLE, by an accident or as decided. Gives a channel and a log."""
     seen: list[str] = []
 
     def handler(name):
         async def behave(_request, context):
             seen.append(name)
+            if len(seen) <= failures and decided:
+                raise DomainError(Reason.LOADING, "7 of 10 files")
             if len(seen) <= failures:
-                trailing = (("grpc-retry-pushback-ms", "-1"),) if pushback else ()
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "not now", trailing)
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
             return b""
 
         return grpc.unary_unary_rpc_method_handler(behave)
 
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
     handlers = {name: handler(name) for name in ("Look", "Buy")}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SHOP, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -101,10 +102,11 @@ async def test_an_rpc_with_effects_is_never_retried(tmp_path):
 
 
 async def test_a_peer_that_decided_to_refuse_is_not_asked_again(tmp_path):
-    async with shop(tmp_path, failures=9, pushback=True) as (channel, seen):
-        with pytest.raises(grpc.aio.AioRpcError):
+    async with shop(tmp_path, failures=9, decided=True) as (channel, seen):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
             await channel.unary_unary(f"/{SHOP}/Look")(b"")
     assert seen == ["Look"]
+    assert from_rpc_error(caught.value).reason is Reason.LOADING
 
 
 class Llm(llm_pb2_grpc.LlmServiceServicer):
@@ -129,6 +131,7 @@ class Llm(llm_pb2_grpc.LlmServiceServicer):
     async def Complete(self, request, context):
         try:
             yield llm_pb2.CompleteResponse()
+            self.entered.set()
             await asyncio.Event().wait()
         finally:
             self.left.set()
@@ -172,28 +175,30 @@ async def test_every_call_shows_the_callers_token_and_nothing_else_of_its_own(tm
     assert set(llm.metadata) == {TOKEN_KEY, "user-agent"}
 
 
-async def test_a_domain_refusal_of_a_kit_server_is_not_retried(tmp_path):
-    async with connected(tmp_path) as (llm, channel):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await llm_pb2_grpc.LlmServiceStub(channel).ListModels(llm_pb2.ListModelsRequest())
-    assert from_rpc_error(caught.value).reason is Reason.LOADING
-    assert llm.calls == 1
-
-
-async def test_a_caller_who_is_cancelled_before_the_first_message_cancels_the_handler(tmp_path):
+@pytest.mark.parametrize("rpc", ["Chat", "Complete"])
+@pytest.mark.parametrize("style", ["async for", "read"])
+@pytest.mark.parametrize("steps", range(12))
+async def test_a_reader_who_is_cancelled_at_any_moment_cancels_the_handler(tmp_path, rpc, style, steps):
+    """Chat sends nothing before it waits, Complete one message; the moment moves step by step over the call's start."""
     gc.disable()  # the garbage collector would hide a call that nobody cancelled
     try:
         async with connected(tmp_path) as (llm, channel):
-            call = llm_pb2_grpc.LlmServiceStub(channel).Chat(llm_pb2.ChatRequest())
+            request = llm_pb2.ChatRequest() if rpc == "Chat" else llm_pb2.CompleteRequest()
+            call = getattr(llm_pb2_grpc.LlmServiceStub(channel), rpc)(request)
 
             async def read():
+                while style == "read":
+                    await call.read()
                 async for _ in call:
                     pass
 
             reader = asyncio.ensure_future(read())
             await llm.entered.wait()
+            for _ in range(steps):
+                await asyncio.sleep(0)
             reader.cancel()
-            await llm.left.wait()
+            async with asyncio.timeout(20):
+                await llm.left.wait()
             assert call.cancelled()
     finally:
         gc.enable()

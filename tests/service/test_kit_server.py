@@ -95,8 +95,11 @@ class Mesh:
         async with open_channel(
             f"127.0.0.1:{self.port.result()}", caller="facade", state_dir=self.state_dir
         ) as channel:
-            yield task, channel
-        self.stop.set()
+            try:
+                yield task, channel
+            finally:
+                self.stop.set()
+                await asyncio.wait([task])
         await task
 
 

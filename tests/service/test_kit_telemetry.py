@@ -4,6 +4,7 @@
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -311,3 +312,15 @@ async def test_two_processes_export_one_trace_over_otlp_before_they_end_and_log_
         (line,) = [line for line in log.splitlines() if '"listing"' in line]
         assert "a" * 32 in line
         assert '"request_id": "r7"' in line
+
+
+async def test_a_collector_that_is_down_neither_fails_a_call_nor_the_end_of_the_process(start, tmp_path):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        process = start("lone", OTEL_EXPORTER_OTLP_ENDPOINT=f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        port = int(await asyncio.to_thread(process.stdout.readline))
+        async with open_channel(f"127.0.0.1:{port}", caller="facade", state_dir=tmp_path) as channel:
+            await llm_pb2_grpc.LlmServiceStub(channel).ListModels(llm_pb2.ListModelsRequest())
+        process.terminate()
+        await asyncio.to_thread(process.communicate)
+    assert process.returncode == 0
