@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import grpc.aio
 
@@ -149,7 +149,8 @@ class PermitClient:
         """Wait for grant or refusal; without a connection only for as long as patience lasts."""
         while not asking.answer.done():
             if self._connected.is_set():
-                await asyncio.wait([asking.answer, self._loss], return_when=asyncio.FIRST_COMPLETED)
+                either: set[asyncio.Future[Any]] = {asking.answer, self._loss}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 continue
             try:
                 async with asyncio.timeout(self._patience_s):
