@@ -98,12 +98,19 @@ def _failed(plan: Plan, pending: list[Service], deaths: defaultdict[str, set[int
         if process.ended_at:
             deaths[service.name].add(process.ended_at)
         if len(deaths[service.name]) >= _FAILED_STARTS:
-            return GaveUp(service.name, f"ended {_FAILED_STARTS} times, last with status {process.exit_status}")
+            return GaveUp(service.name, f"ended {_FAILED_STARTS} times")
     return None
 
 
-def tail(path: Path, lines: int = _TAIL_LINES) -> list[str]:
-    """Return the last lines of a log, none if there is none."""
+def log_sizes(plan: Plan) -> dict[str, int]:
+    """Return how long each program's log is now, bytes: what comes later belongs to this start."""
+    logs = {each.name: plan.paths.log(each.name) for each in plan.programs}
+    return {name: log.stat().st_size if log.exists() else 0 for name, log in logs.items()}
+
+
+def tail(path: Path, since: int = 0) -> list[str]:
+    """Return the last lines of a log after `since` bytes; of all of it when it was rotated meanwhile; none without one."""
     if not path.exists():
         return []
-    return path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+    content = path.read_bytes()
+    return content[since if since <= len(content) else 0 :].decode(errors="replace").splitlines()[-_TAIL_LINES:]

@@ -17,7 +17,7 @@ from subprocess import Popen
 
 from deploy import ports
 from deploy.control import NotRunningError, Process, Supervisor, UnknownProgramError
-from deploy.launcher import GaveUp, prepare, start, tail, wait_ready
+from deploy.launcher import GaveUp, log_sizes, prepare, start, tail, wait_ready
 from deploy.plan import Plan, Service, make_plan
 from deploy.readiness import http_get
 from services.kit.settings import SettingsError
@@ -66,6 +66,7 @@ def _start(plan: Plan, *, foreground: bool) -> int:
     if taken := ports.problems(plan.listens):
         return _complain(*taken)
     signals = _Signals()
+    marks = log_sizes(plan)
     prepare(plan)
     supervisord = start(plan, tied=foreground)
     failure = wait_ready(
@@ -75,7 +76,7 @@ def _start(plan: Plan, *, foreground: bool) -> int:
         alive=lambda: supervisord.poll() is None,
     )
     if failure is not None:
-        _explain(plan, failure)
+        _explain(plan, failure, marks)
         supervisord.terminate()
         supervisord.wait()
         return _FAILED
@@ -106,7 +107,7 @@ def _change(before: Process | None, now: Process) -> str | None:
     if before is None or before.pid == now.pid:
         return None
     if now.pid == 0:
-        return f"ended with status {now.exit_status}; it will be started again"
+        return "ended; it will be started again, its log says why"
     return f"started again (pid {now.pid})"
 
 
@@ -127,11 +128,11 @@ def _drain(supervisor: Supervisor, supervisord: Popen[bytes], signals: _Signals)
 
 
 def _hurry(pids: Sequence[int]) -> None:
-    """Signal every process twice: for each, the first signal drains and the second ends the waiting."""
-    for _ in range(2):
+    """Signal every process twice: the first signal drains, the second (SIGINT, as uvicorn wants it) ends the waiting."""
+    for number in (signal.SIGTERM, signal.SIGINT):
         for pid in pids:
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, number)
         time.sleep(_POLL_S)
 
 
@@ -150,6 +151,7 @@ def _down(plan: Plan) -> int:
 
 
 def _restart(plan: Plan, name: str) -> int:
+    marks = log_sizes(plan)
     try:
         Supervisor(plan.paths.socket).restart(name)
     except (NotRunningError, UnknownProgramError) as error:
@@ -158,7 +160,7 @@ def _restart(plan: Plan, name: str) -> int:
     ends = time.monotonic() + plan.run.ready_timeout_s
     while not service.probe():
         if time.monotonic() > ends:
-            _explain(plan, GaveUp(name, f"was not ready after {plan.run.ready_timeout_s:g} s"))
+            _explain(plan, GaveUp(name, f"was not ready after {plan.run.ready_timeout_s:g} s"), marks)
             return _FAILED
         time.sleep(_POLL_S)
     _say(f"{name:<10} ready again")
@@ -183,9 +185,10 @@ def _door(plan: Plan) -> Service:
     return next(each for each in plan.services if each.name == "envoy")
 
 
-def _explain(plan: Plan, failure: GaveUp) -> None:
+def _explain(plan: Plan, failure: GaveUp, marks: Mapping[str, int]) -> None:
     log = plan.paths.log(failure.service)
-    _complain(f"{failure.service} {failure.why}. The end of {log}:", *(f"  {line}" for line in tail(log)))
+    lines = tail(log, marks.get(failure.service, 0))
+    _complain(f"{failure.service} {failure.why}. The end of {log}:", *(f"  {line}" for line in lines))
 
 
 def _complain(*sentences: str, status: int = _FAILED) -> int:

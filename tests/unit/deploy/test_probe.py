@@ -13,7 +13,7 @@ from deploy.probe import main
 @contextmanager
 def http_server(status):
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):  # noqa: N802 - the library's name
+        def do_GET(self):
             self.send_response(status)
             self.end_headers()
 
