@@ -26,7 +26,7 @@ def free_ports(count: int) -> list[int]:
     """Return ports that nobody listens on, below the range that the kernel takes for outgoing connections."""
     found: list[int] = []
     while len(found) < count:
-        port = random.randint(20_000, 31_000)  # noqa: S311 - no secret
+        port = random.randint(20_000, 31_000)
         with closing(socket.socket()) as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             found += [port] if port not in found else []
@@ -196,6 +196,12 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 def make_mesh() -> Callable[..., "contextmanager[Mesh]"]:
     """Return `running_mesh(state_dir, **environment)` for tests that need a mesh of their own."""
     return running_mesh
+
+
+@pytest.fixture(scope="session", name="mesh_environ")
+def _mesh_environ() -> Callable[..., dict[str, str]]:
+    """Return `mesh_environ(state_dir, **environment)` for tests that start processes themselves."""
+    return mesh_environ
 
 
 @pytest.fixture(scope="session", name="free_ports")
