@@ -43,6 +43,8 @@ def prefill_budget(pace: Pace, limits: StepLimits, *, decoding: int) -> int:
     if pace.prefill_token_s <= 0.0:
         return min(room, limits.floor_tokens)
     spare_s = max(limits.stall_s, limits.stall_ratio * pace.decode_step_s) - pace.decode_step_s
+    if room * pace.prefill_token_s <= spare_s:
+        return room
     return min(room, max(limits.floor_tokens, int(spare_s / pace.prefill_token_s)))
 
 
@@ -51,15 +53,16 @@ def share_prefill(remaining: Sequence[int], budget: int) -> list[int]:
 
     Max-min fair: nobody gets less than another, unless it needs no more. Odd tokens go to the oldest.
     """
-    shares = [0] * len(remaining)
-    open_ones = [index for index, tokens in enumerate(remaining) if tokens > 0]
-    while open_ones and budget > 0:
-        each, odd = divmod(budget, len(open_ones))
-        for place, index in enumerate(open_ones):
-            given = min(remaining[index] - shares[index], each + (1 if place < odd else 0))
-            shares[index] += given
-            budget -= given
-        open_ones = [index for index in open_ones if shares[index] < remaining[index]]
+    shares = list(remaining)
+    # From the one that needs least: as long as an equal share is enough for it, it gets what it needs.
+    wanting = sorted(range(len(remaining)), key=lambda index: remaining[index])
+    for place, index in enumerate(wanting):
+        each, odd = divmod(budget, len(wanting) - place)
+        if remaining[index] > each:
+            for order, other in enumerate(sorted(wanting[place:])):
+                shares[other] = each + (1 if order < odd else 0)
+            break
+        budget -= remaining[index]
     return shares
 
 

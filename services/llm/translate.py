@@ -1,0 +1,247 @@
+"""Between the contract's messages and the values of core: nothing is decided here."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf import json_format
+
+from omniserve.llm.v1 import llm_pb2 as pb
+from services.kit.errors import DomainError, Reason
+from services.llm.adapters.engine import EngineReport, add_counters
+from services.llm.core.catalogue import Entry
+from services.llm.core.gguf import Header
+from services.llm.core.lifecycle import State
+from services.llm.core.options import AskedOptions, AskedSampling
+from services.llm.core.prompt import Call, Chat, Completion, Turn
+from services.llm.core.wire import Counters, Delta, Dry, Finish, Logprob, Mirostat, Ready, Xtc
+
+_SCALARS: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "penalty_window",
+)
+_FINISH: Final[Mapping[str, pb.FinishReason.ValueType]] = {
+    "stop": pb.FINISH_REASON_STOP,
+    "length": pb.FINISH_REASON_LENGTH,
+    "min_probability": pb.FINISH_REASON_MIN_PROBABILITY,
+}
+_STATES: Final[Mapping[State, pb.ModelState.ValueType]] = {
+    State.AVAILABLE: pb.MODEL_STATE_AVAILABLE,
+    State.LOADING: pb.MODEL_STATE_LOADING,
+    State.READY: pb.MODEL_STATE_READY,
+    State.UNLOADING: pb.MODEL_STATE_UNLOADING,
+    State.FAILED: pb.MODEL_STATE_FAILED,
+}
+MIB: Final = 1024 * 1024
+
+
+def options(message: pb.Options) -> AskedOptions:
+    """Return the options as the caller wrote them."""
+    limits = message.limits
+    return AskedOptions(
+        sampling=_sampling(message.sampling),
+        max_tokens=limits.max_tokens if limits.HasField("max_tokens") else None,
+        stop=tuple(limits.stop),
+        ignore_eos=limits.ignore_eos,
+        min_probability=limits.min_probability if limits.HasField("min_probability") else None,
+        choices=message.n if message.HasField("n") else None,
+        logprobs=message.logprobs,
+        top_logprobs=message.top_logprobs,
+        cache_prompt=message.cache_prompt if message.HasField("cache_prompt") else None,
+        may_wait=message.may_wait if message.HasField("may_wait") else None,
+        unsupported=tuple(_unsupported(message)),
+    )
+
+
+def _unsupported(message: pb.Options) -> list[str]:
+    found = []
+    kind = message.structure.WhichOneof("kind") if message.HasField("structure") else None
+    if kind is not None:
+        found.append(f"options.structure.{kind}")
+    if message.adapters:
+        found.append("options.adapters")
+    if message.speculate:
+        found.append("options.speculate")
+    if message.limits.HasField("max_sentences"):
+        found.append("options.limits.max_sentences")
+    return found
+
+
+def _sampling(message: pb.Sampling) -> AskedSampling:
+    scalars = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
+    dry, xtc, mirostat = message.dry, message.xtc, message.mirostat
+    return AskedSampling(
+        **scalars,
+        dry=Dry(dry.multiplier, dry.base, dry.allowed_length, dry.window, tuple(dry.sequence_breakers))
+        if message.HasField("dry")
+        else None,
+        xtc=Xtc(xtc.probability, xtc.threshold) if message.HasField("xtc") else None,
+        mirostat=Mirostat(mirostat.version, mirostat.tau, mirostat.eta) if message.HasField("mirostat") else None,
+        logit_bias=dict(message.logit_bias),
+    )
+
+
+def completion(message: pb.CompleteRequest) -> Completion:
+    """Return what is to be continued. Raises DomainError."""
+    if message.HasField("suffix"):
+        raise DomainError(Reason.UNSUPPORTED, "'suffix' is not supported by this server yet", field="suffix")
+    kind = message.prompt.WhichOneof("kind")
+    if kind is None:
+        raise DomainError(Reason.INVALID_REQUEST, "'prompt' must be given as text or tokens", field="prompt")
+    if kind == "text":
+        return Completion(text=message.prompt.text, echo=message.echo)
+    return Completion(tokens=tuple(message.prompt.tokens.ids), echo=message.echo)
+
+
+def chat(message: pb.ChatRequest) -> Chat:
+    """Return the conversation. Raises DomainError `unsupported` for tools that might be called."""
+    if message.tools and message.tool_choice.kind != pb.ToolChoice.KIND_NONE:
+        raise DomainError(Reason.UNSUPPORTED, "'tools' are not supported by this server yet", field="tools")
+    if message.tool_choice.kind in {pb.ToolChoice.KIND_REQUIRED, pb.ToolChoice.KIND_NAMED}:
+        raise DomainError(Reason.UNSUPPORTED, "'tool_choice' is not supported by this server yet", field="tool_choice")
+    return Chat(
+        turns=tuple(_turn(each) for each in message.messages),
+        thinking=message.enable_thinking if message.HasField("enable_thinking") else None,
+        variables=json_format.MessageToDict(message.template_variables),
+    )
+
+
+def _turn(message: pb.Message) -> Turn:
+    kinds = [part.WhichOneof("kind") for part in message.content]
+    return Turn(
+        role=message.role,
+        texts=tuple(part.text for part, kind in zip(message.content, kinds, strict=True) if kind == "text"),
+        media=tuple(place for place, kind in enumerate(kinds) if kind == "media"),
+        name=message.name if message.HasField("name") else None,
+        calls=tuple(_call(each) for each in message.tool_calls),
+        answers=message.tool_call_id if message.HasField("tool_call_id") else None,
+        reasoning=message.reasoning if message.HasField("reasoning") else None,
+    )
+
+
+def _call(message: pb.ToolCall) -> Call:
+    try:
+        parsed: Any = json.loads(message.arguments_json)
+    except ValueError:
+        parsed = None
+    return Call(message.id, message.name, message.arguments_json, parsed if isinstance(parsed, dict) else None)
+
+
+def output(deltas: Sequence[Delta]) -> pb.Output:
+    """Return one message for deltas of one request; those of the same choice become one."""
+    choices: dict[int, pb.ChoiceDelta] = {}
+    for delta in deltas:
+        choice = choices.get(delta.choice)
+        if choice is None:
+            choice = choices[delta.choice] = pb.ChoiceDelta(index=delta.choice, text=delta.text, tokens=delta.tokens)
+        else:
+            choice.text += delta.text
+            choice.tokens += delta.tokens
+        if delta.logprobs:
+            choice.logprobs.extend(_logprob(each) for each in delta.logprobs)
+        if delta.finish is not None:
+            _finish(choice, delta.finish)
+    return pb.Output(choices=choices.values())
+
+
+def _finish(choice: pb.ChoiceDelta, finish: Finish) -> None:
+    choice.finish_reason = _FINISH[finish.reason]
+    if finish.stop_string is not None:
+        choice.stop_string = finish.stop_string
+
+
+def _logprob(value: Logprob) -> pb.TokenLogprob:
+    return pb.TokenLogprob(
+        token=value.piece.decode("utf-8", "replace"),
+        raw=value.piece,
+        logprob=value.logprob,
+        id=value.token,
+        top=[_logprob(each) for each in value.best],
+    )
+
+
+def failed(error: DomainError) -> pb.Failed:
+    """Return the end of a session's request."""
+    return pb.Failed(
+        code=error.code.value[0],
+        reason=error.reason.value,
+        message=error.message,
+        field=error.field,
+        retry_after_ms=error.retry_after_ms,
+    )
+
+
+def model(
+    entry: Entry, header: Header, *, size: int, made_unix_s: int, state: State, context_tokens: int, failure: str | None
+) -> pb.Model:
+    """Return a catalogue entry with its state."""
+    return pb.Model(
+        name=entry.name,
+        aliases=entry.aliases,
+        kind=pb.MODEL_KIND_CHAT,
+        state=_STATES[state],
+        context_tokens=context_tokens,
+        size_mib=-(-size // MIB),
+        parameters=header.parameters,
+        quantisation=header.quantisation,
+        failure=failure if state is State.FAILED else None,
+        created_unix_s=made_unix_s,
+    )
+
+
+def tokens(ids: Sequence[int]) -> npt.NDArray[np.int32]:
+    """Return tokens as an array."""
+    return np.fromiter(ids, np.int32, len(ids))
+
+
+def placement(ready: Ready | None, asked: str | int, kv_type: str) -> pb.Placement:
+    """Return where the weights are."""
+    wanted = None if isinstance(asked, str) or asked < 0 else asked
+    if ready is None:
+        return pb.Placement(kv_type=kv_type, gpu_layers_asked=wanted)
+    return pb.Placement(
+        device=ready.device,
+        gpu_layers=ready.gpu_layers,
+        gpu_layers_asked=wanted,
+        kv_type=kv_type,
+        degraded=ready.degraded,
+        reason=ready.reason,
+    )
+
+
+def status(
+    entry: Entry, report: EngineReport, now: Counters, *, slots: int, placement: pb.Placement, tune: pb.Tune
+) -> pb.EngineStatus:
+    """Return the state of the engine."""
+    total = add_counters(report.past, now)
+    return pb.EngineStatus(
+        model=entry.name,
+        state=_STATES[report.state],
+        host_pid=report.pid,
+        active_sequences=total.active,
+        waiting_requests=total.waiting + total.suspended,
+        kv_used_cells=total.kv_used,
+        kv_cells=report.ready.kv_cells if report.ready is not None else 0,
+        slots=slots,
+        steps_total=total.steps,
+        prefill_tokens_total=total.prefill_tokens + total.cached_tokens,
+        cached_tokens_total=total.cached_tokens,
+        decode_tokens_total=total.decode_tokens,
+        requests_total=total.requests,
+        cancelled_total=total.cancelled,
+        crashes_total=report.crashes,
+        placement=placement,
+        tune=tune,
+        decode_ms_total=total.decode_us // 1000,
+        stuck=report.stuck,
+    )

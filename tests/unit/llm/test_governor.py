@@ -1,0 +1,105 @@
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.llm.core.governor import DEFAULT_RULES, Governor, candidates, observe, start
+
+
+def run(
+    state: Governor, cost: Callable[[int], float], *, steps: int, now_s: float, tokens: int = 4
+) -> tuple[Governor, float]:
+    """Run steps whose time depends on the threads."""
+    for _ in range(steps):
+        seconds = cost(state.threads)
+        now_s += seconds
+        state = observe(state, tokens=tokens, seconds=seconds, now_s=now_s)
+    return state, now_s
+
+
+def idle(threads: int) -> float:
+    return {1: 0.016, 2: 0.009}[threads]
+
+
+def taken(threads: int) -> float:
+    return {1: 0.017, 2: 0.6}[threads]
+
+
+def test_on_idle_cores_all_threads_stay_and_questions_get_rare() -> None:
+    state = start(2, 0.0)
+    state, now_s = run(state, idle, steps=3000, now_s=0.0)
+    assert state.settled == 2
+    assert state.pause_s > 8 * DEFAULT_RULES.first_pause_s
+    assert now_s < 3000 * 0.0095, "trials cost less than a twentieth"
+
+
+def test_a_collapsed_step_drops_a_thread_at_once() -> None:
+    state, now_s = run(start(2, 0.0), idle, steps=50, now_s=0.0)
+    state, _ = run(state, taken, steps=1, now_s=now_s)
+    assert state.threads == 1
+
+
+def test_steps_that_doubled_three_times_drop_a_thread() -> None:
+    state, now_s = run(start(2, 0.0), idle, steps=50, now_s=0.0)
+    slower = lambda threads: {1: 0.012, 2: 0.02}[threads]  # noqa: E731
+    state, now_s = run(state, slower, steps=2, now_s=now_s)
+    assert state.threads == 2
+    state, now_s = run(state, slower, steps=1, now_s=now_s)
+    assert state.threads == 1
+    state, _ = run(state, slower, steps=4, now_s=now_s)
+    assert state.settled == 1
+
+
+def test_one_slow_step_changes_nothing() -> None:
+    state, now_s = run(start(2, 0.0), idle, steps=50, now_s=0.0)
+    state = observe(state, tokens=4, seconds=0.03, now_s=now_s)
+    state, _ = run(state, idle, steps=5, now_s=now_s)
+    assert state.threads == 2
+
+
+def test_the_thread_comes_back_when_the_core_is_free_again() -> None:
+    state, now_s = run(start(2, 0.0), idle, steps=50, now_s=0.0)
+    state, now_s = run(state, taken, steps=40, now_s=now_s)
+    assert state.settled == 1
+    state, _ = run(state, idle, steps=1000, now_s=now_s)
+    assert state.settled == 2
+
+
+def test_while_the_core_is_taken_asking_costs_little() -> None:
+    state, now_s = run(start(2, 0.0), idle, steps=50, now_s=0.0)
+    state, begin_s = run(state, taken, steps=40, now_s=now_s)
+    state, end_s = run(state, taken, steps=6000, now_s=begin_s)
+    assert state.settled == 1
+    assert end_s - begin_s < 6000 * 0.017 * 1.1
+
+
+def test_a_machine_that_was_never_calm_is_found_out_by_the_first_question() -> None:
+    state, _ = run(start(2, 0.0), taken, steps=20, now_s=0.0)
+    assert state.settled == 1
+
+
+def test_it_starts_with_the_fastest_number_that_was_measured() -> None:
+    assert start(2, 0.0, measured_s={2: 0.6, 1: 0.016}).threads == 1
+    assert start(2, 0.0, measured_s={2: 0.009, 1: 0.016}).threads == 2
+    assert candidates(2) == [2, 1]
+    assert candidates(16) == [16, 14]
+    assert candidates(1) == [1]
+
+
+def test_prefill_steps_and_single_threads_are_left_alone() -> None:
+    state = start(2, 0.0)
+    assert observe(state, tokens=512, seconds=9.0, now_s=9.0) is state
+    alone = start(1, 0.0)
+    assert observe(alone, tokens=1, seconds=9.0, now_s=9.0) is alone
+
+
+@given(
+    st.integers(1, 32),
+    st.lists(st.tuples(st.integers(1, 64), st.floats(1e-4, 10.0)), max_size=200),
+)
+def test_threads_are_always_between_one_and_all(most: int, steps: list[tuple[int, float]]) -> None:
+    state, now_s = start(most, 0.0), 0.0
+    for tokens, seconds in steps:
+        now_s += seconds
+        state = observe(state, tokens=tokens, seconds=seconds, now_s=now_s)
+        assert 1 <= state.threads <= most

@@ -1,0 +1,72 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.llm.core.planner import Pace, StepLimits, prefill_budget, share_prefill
+
+LIMITS = StepLimits(batch_tokens=512, stall_s=0.1, stall_ratio=2.5, floor_tokens=8)
+remaining_lists = st.lists(st.integers(0, 3000), max_size=20)
+
+
+@given(remaining_lists, st.integers(0, 2000))
+def test_shares_stay_within_the_budget_and_within_what_each_prompt_needs(remaining: list[int], budget: int) -> None:
+    shares = share_prefill(remaining, budget)
+    assert len(shares) == len(remaining)
+    assert all(0 <= share <= tokens for share, tokens in zip(shares, remaining, strict=True))
+    assert sum(shares) == min(budget, sum(remaining))
+
+
+@given(remaining_lists, st.integers(0, 2000))
+def test_nobody_gets_less_than_another_unless_it_needs_no_more(remaining: list[int], budget: int) -> None:
+    shares = share_prefill(remaining, budget)
+    unfinished = [share for share, tokens in zip(shares, remaining, strict=True) if share < tokens]
+    if unfinished:
+        assert min(unfinished) >= max(shares) - 1
+
+
+def test_a_short_prompt_is_read_whole_beside_a_long_one() -> None:
+    assert share_prefill([1500, 20], 100) == [80, 20]
+
+
+def test_odd_tokens_go_to_the_oldest() -> None:
+    assert share_prefill([50, 50, 50], 11) == [4, 4, 3]
+
+
+def test_with_nobody_decoding_prompts_take_the_whole_batch() -> None:
+    pace = Pace(decode_step_s=0.01, prefill_token_s=0.005)
+    assert prefill_budget(pace, LIMITS, decoding=0) == 512
+
+
+def test_beside_running_answers_a_step_may_take_the_stall_and_no_longer() -> None:
+    pace = Pace(decode_step_s=0.02, prefill_token_s=0.001)
+    assert prefill_budget(pace, LIMITS, decoding=4) == 80
+
+
+def test_slow_steps_may_be_stretched_in_proportion() -> None:
+    pace = Pace(decode_step_s=0.2, prefill_token_s=0.01)
+    assert prefill_budget(pace, LIMITS, decoding=16) == 30
+
+
+def test_before_anything_is_known_prompts_get_the_floor() -> None:
+    assert prefill_budget(Pace(), LIMITS, decoding=3) == 8
+
+
+@given(
+    st.floats(0, 5, allow_nan=False),
+    st.floats(0, 1, allow_nan=False),
+    st.integers(0, 512),
+)
+def test_the_budget_fits_the_batch_and_prefill_never_stops(decode_s: float, token_s: float, decoding: int) -> None:
+    budget = prefill_budget(Pace(decode_s, token_s), LIMITS, decoding=decoding)
+    room = 512 - decoding
+    assert min(room, LIMITS.floor_tokens) <= budget <= room
+
+
+def test_pace_learns_what_a_prefilled_token_costs_beside_decoding() -> None:
+    pace = Pace().seen(decoded=4, prefilled=0, seconds=0.02)
+    pace = pace.seen(decoded=4, prefilled=100, seconds=0.12)
+    assert pace.decode_step_s == 0.02
+    assert abs(pace.prefill_token_s - 0.001) < 1e-9
+
+
+def test_a_mixed_step_tells_nothing_before_a_plain_one_was_seen() -> None:
+    assert Pace().seen(decoded=2, prefilled=50, seconds=1.0) == Pace()
