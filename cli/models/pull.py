@@ -32,8 +32,10 @@ def run(text: str, *, folder: Path, sha256: str | None, name: str | None, force:
     if isinstance(source, UrlSource):
         _pull_url(source, folder / (chosen or source.file_name), expected=expected, force=force)
         return
-    for path in hub.pull(source, folder, name=chosen, sha256=expected, force=force, note=note):
+    paths = hub.pull(source, folder, name=chosen, sha256=expected, force=force, note=note)
+    for path in paths:
         _report(path)
+    note(serve_hint(paths[0]))
 
 
 def _pull_url(source: UrlSource, target: Path, *, expected: str | None, force: bool) -> None:
@@ -45,6 +47,7 @@ def _pull_url(source: UrlSource, target: Path, *, expected: str | None, force: b
     with http.new_client(connect_s=10.0, read_s=60.0) as client, _meter(target.name) as meter:
         fetched = fetch(client, source.url, target, sha256=expected, meter=meter, note=note)
     _report(target, digest=fetched.sha256)
+    note(serve_hint(target))
 
 
 def _existing(target: Path, expected: str | None) -> None:
@@ -54,6 +57,11 @@ def _existing(target: Path, expected: str | None) -> None:
         f"{target.name} is there already{'' if expected is None else ' and its checksum is right'}; --force fetches it again"
     )
     _report(target)
+
+
+def serve_hint(path: Path) -> str:
+    """Return how to serve the model; llama.cpp finds the other parts of a split one beside its first."""
+    return f"serve it with OMNISERVE_LLM_GGUF={path.absolute()}"
 
 
 def _report(path: Path, *, digest: str | None = None) -> None:

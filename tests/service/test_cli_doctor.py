@@ -40,35 +40,36 @@ def test_a_checkout_that_was_set_up_is_well(doctor):
         assert level(found, subject) == {"ok"}, found[subject]
 
 
-def test_everything_that_was_spoilt_is_found_and_the_status_says_so(doctor, tmp_path, unused_listener):
+def test_everything_that_was_spoilt_is_found_and_the_status_says_so(doctor, tmp_path, foreign_listener):
     tokens = tmp_path / "run" / "tokens"
     tokens.mkdir(parents=True, mode=0o700)
     (tokens / "llm").write_text("x" * 40)
     (tokens / "llm").chmod(0o644)
     (tmp_path / "broken.gguf").write_bytes(b"<html>")
     status, found = doctor(
-        OMNISERVE_EDGE_PORT=str(unused_listener),
+        OMNISERVE_EDGE_PORT=str(foreign_listener),
         OMNISERVE_EDGE_ENVOY="/nowhere/envoy",
+        OMNISERVE_LLM_GGUF=str(tmp_path / "broken.gguf"),
+        OMNISERVE_LLM_NGL="20",
         OMNISERVE_LLM_GUF="typo",
         OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1",
     )
     assert status == 1
-    for subject in ("tokens", "envoy", "settings", "ports"):
+    for subject in ("tokens", "envoy", "settings", "ports", "model"):
         assert level(found, subject) == {"fail"}, found[subject]
     assert level(found, "traces") == {"warn"}
     assert all(finding["mend"] for findings in found.values() for finding in findings if finding["level"] != "ok")
-    # The tests run inside the checkout, so the listener would count as the mesh's own if it were not elsewhere.
-    assert str(unused_listener) in found["ports"][0]["seen"]
+    assert str(foreign_listener) in found["ports"][0]["seen"]
 
 
 @pytest.fixture
-def unused_listener(tmp_path: Path):
+def foreign_listener():
     """A port held by a program that does not belong to the mesh."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         os.set_inheritable(listening.fileno(), True)
-        holder = subprocess.Popen(["sleep", "100"], cwd=tmp_path, close_fds=False)
+        holder = subprocess.Popen(["sleep", "100"], cwd=ROOT, close_fds=False)
         port = listening.getsockname()[1]
     yield port
     holder.kill()

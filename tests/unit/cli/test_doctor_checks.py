@@ -112,7 +112,9 @@ DEVICE = Gpu("RTX 5090", 32 * GIB, 30 * GIB)
     ("seen", "engine_can", "layers", "level", "says"),
     [
         (GpuSeen(error="NVML Shared Library Not Found"), False, 0, Level.OK, "none"),
-        (GpuSeen(error="NVML Shared Library Not Found"), False, 20, Level.FAIL, "20 layers"),
+        (GpuSeen(error="NVML Shared Library Not Found"), False, 20, Level.FAIL, "NGL=20"),
+        (GpuSeen(error="NVML Shared Library Not Found"), False, -1, Level.FAIL, "NGL=-1"),
+        (GpuSeen(error="NVML Shared Library Not Found"), False, "auto", Level.OK, "none"),
         (GpuSeen(error="Driver/library version mismatch", hardware=True), True, 0, Level.WARN, "version mismatch"),
         (
             GpuSeen((DEVICE,), "580.1", hardware=True),
@@ -125,9 +127,14 @@ DEVICE = Gpu("RTX 5090", 32 * GIB, 30 * GIB)
     ],
 )
 def test_gpu(seen, engine_can, layers, level, says):
-    finding = host.check_gpu(seen, engine_can=engine_can, layers_asked=layers)
+    finding = host.check_gpu(seen, engine_can=engine_can, layers_asked=layers, may_fall_back=False)
     assert finding.level is level
     assert says in finding.seen
+
+
+def test_layers_without_a_gpu_are_fine_when_the_cpu_may_stand_in():
+    seen = GpuSeen(error="NVML Shared Library Not Found")
+    assert host.check_gpu(seen, engine_can=False, layers_asked=20, may_fall_back=True).level is Level.OK
 
 
 def test_every_settings_problem_is_a_finding_of_its_own():
