@@ -35,7 +35,7 @@ class AskedSampling:
     dry: Dry | None = None
     xtc: Xtc | None = None
     mirostat: Mirostat | None = None
-    logit_bias: Mapping[int, float] = MappingProxyType({})
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
