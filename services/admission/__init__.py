@@ -1,0 +1,1 @@
+"""Admission: who may use the device now."""

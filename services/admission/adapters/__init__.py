@@ -1,0 +1,1 @@
+"""What admission touches of the world outside."""

@@ -1,0 +1,1 @@
+"""Pure decisions of admission: no sockets, no clock, no tasks."""

@@ -1,0 +1,163 @@
+"""The scheduler of all pools: asks come in by ticket, events go out as values. Nothing here knows a clock or a socket."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from services.admission.core.entry import Entry, State
+from services.admission.core.model import (
+    Ask,
+    Event,
+    Hold,
+    HoldDrained,
+    Modality,
+    PoolSpec,
+    Queued,
+    Refusal,
+    Rejected,
+    Rules,
+)
+from services.admission.core.pool import RESTART_S, Pool
+
+
+class Scheduler:
+    """All pools. Tickets are chosen by the caller and unique among live asks; times never go back."""
+
+    def __init__(self, pools: Iterable[PoolSpec], rules: Rules) -> None:
+        self.rules = rules
+        self.draining = False
+        self._live: dict[int, Entry] = {}
+        self.pools = {spec.name: Pool(spec, rules, self._live) for spec in pools}
+        self.holds: dict[str, Hold] = {}
+        self._undrained: dict[str, Hold] = {}
+
+    # ---- asks -----------------------------------------------------------------------------------------------------
+
+    def ask(self, ticket: int, ask: Ask, now: float) -> list[Event]:
+        """Ask for a permit: exactly one of Granted, Queued or Rejected for this ticket is among the events.
+
+        Raises ValueError for a ticket that is live and for units that the pool does not have, KeyError for an unknown
+        pool: `intake.resolve` has refused both before.
+        """
+        pool = self.pools[ask.pool]
+        if ticket in self._live:
+            raise ValueError(f"ticket {ticket} is live already")
+        if ask.units > pool.slots > 0 or ask.units < 0:
+            raise ValueError(f"{ask.units} slots asked, {pool.name} has {pool.slots}")
+        if self.draining:
+            return [Rejected(ticket, Refusal.DRAINING, "admission is shutting down", RESTART_S)]
+        entry = self._live[ticket] = Entry(ticket, ask, now)
+        return pool.ask(entry, now)
+
+    def release(self, ticket: int, now: float) -> list[Event]:
+        """Give a permit back or withdraw an ask; a ticket that is over already is no error."""
+        entry = self._live.get(ticket)
+        if entry is None:
+            return []
+        events = self.pools[entry.ask.pool].leave(entry, now)
+        if self._undrained:
+            events += self._newly_drained()
+        return events
+
+    def park(self, ticket: int, now: float) -> list[Event]:
+        """Step out of the line (a model loads); no effect on an ask that does not wait."""
+        entry = self._live.get(ticket)
+        return self.pools[entry.ask.pool].park(entry, now) if entry else []
+
+    def ready(self, ticket: int, now: float) -> list[Event]:
+        """Step back into the line; no effect on an ask that is not parked."""
+        entry = self._live.get(ticket)
+        return self.pools[entry.ask.pool].ready(entry, now) if entry else []
+
+    def adopt(self, ticket: int, ask: Ask, now: float) -> list[Event]:
+        """Count a permit that its holder brings along from before (see Pool.adopt). Raises as `ask` does."""
+        if ticket in self._live:
+            raise ValueError(f"ticket {ticket} is live already")
+        entry = self._live[ticket] = Entry(ticket, ask, now)
+        return self.pools[ask.pool].adopt(entry, now)
+
+    def is_holding(self, ticket: int) -> bool:
+        """Whether the ticket holds a permit."""
+        entry = self._live.get(ticket)
+        return entry is not None and entry.state is State.HOLDING
+
+    # ---- time -----------------------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> list[Event]:
+        """Do everything that is due at `now`: deadlines, ageing, the end of holds."""
+        events: list[Event] = []
+        expired = [hold.hold_id for hold in self.holds.values() if hold.until <= now]
+        for hold_id in expired:
+            events += self.release_hold(hold_id, now)
+        for pool in self.pools.values():
+            events += pool.advance(now)
+        return events
+
+    def next_due(self) -> float | None:
+        """Return the time at which `advance` is needed next, or None."""
+        times = [due for pool in self.pools.values() if (due := pool.next_due()) is not None]
+        times += [hold.until for hold in self.holds.values()]
+        return min(times, default=None)
+
+    # ---- holds ----------------------------------------------------------------------------------------------------
+
+    def hold(self, hold: Hold, now: float) -> list[Event]:
+        """Put a hold in force, or replace the one with its id; HoldDrained comes once nothing is in flight."""
+        self.holds[hold.hold_id] = self._undrained[hold.hold_id] = hold
+        return self._apply_holds(now) + self._newly_drained()
+
+    def release_hold(self, hold_id: str, now: float) -> list[Event]:
+        """End a hold; an unknown one is no error."""
+        self._undrained.pop(hold_id, None)
+        return self._apply_holds(now) if self.holds.pop(hold_id, None) else []
+
+    def in_flight(self, hold: Hold) -> int:
+        """Count the permits that a hold waits for."""
+        total = sum(self.pools[name].in_flight[modality] for name in hold.pools for modality in hold.modalities)
+        for ticket in hold.excluded:
+            entry = self._live.get(ticket)
+            if entry is None or entry.state is not State.HOLDING:
+                continue
+            if entry.ask.pool in hold.pools and entry.ask.modality in hold.modalities:
+                total -= 1
+        return total
+
+    def _apply_holds(self, now: float) -> list[Event]:
+        events: list[Event] = []
+        for pool in self.pools.values():
+            closed: dict[Modality, float] = {}
+            for hold in self.holds.values():
+                if pool.name in hold.pools:
+                    closed |= {one: max(hold.until, closed.get(one, hold.until)) for one in hold.modalities}
+            events += pool.close(closed, now)
+        return events
+
+    def _newly_drained(self) -> list[Event]:
+        drained = [hold_id for hold_id, hold in self._undrained.items() if not self.in_flight(hold)]
+        for hold_id in drained:
+            del self._undrained[hold_id]
+        return [HoldDrained(hold_id) for hold_id in drained]
+
+    # ---- the end, and what is told --------------------------------------------------------------------------------
+
+    def drain(self, now: float) -> list[Event]:
+        """Refuse whoever waits and whoever comes from now on; permits stay with their holders."""
+        self.draining = True
+        by_pool: dict[str, list[Entry]] = {name: [] for name in self.pools}
+        for entry in self._live.values():
+            by_pool[entry.ask.pool].append(entry)
+        events: list[Event] = []
+        for name, entries in by_pool.items():
+            events += self.pools[name].refuse(entries, Refusal.DRAINING, now)
+        return events
+
+    def positions(self, pool: str, start: int, count: int, now: float) -> Iterator[Queued]:
+        """Return the news for those of `count` places from `start` (0 is next) whose place has changed since told.
+
+        This walks the line, so callers do it by the clock and page by page, never per release.
+        """
+        state = self.pools[pool]
+        rate = state.drain_rate.per_second(now)
+        for place, entry in enumerate(islice(state.line.in_order(), start, start + count), start + 1):
+            if entry.told != place:
+                entry.told = place
+                yield Queued(entry.ticket, place, place / rate if rate else None)

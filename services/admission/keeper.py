@@ -1,0 +1,201 @@
+"""The owner of the desk: every message is taken in turn on one event loop, and every event finds its inbox.
+
+Calls are synchronous and never wait, so no two of them can interleave; what takes time is told through inboxes.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from services.admission.adapters.memory_file import MemoryFile
+from services.admission.core.desk import Delivery, Desk, Held
+from services.admission.core.model import Ask, Event, Hold, HoldDrained
+from services.admission.core.sessions import SessionConflictError
+from services.kit.clock import Clock
+
+TOLD_EVERY_S = 1.0
+"""Waiters hear of a new place in the line at most this often."""
+TOLD_AT_ONCE = 1_000
+"""So many per pool in one turn: telling everybody in a long line must not hold up grants."""
+
+
+@dataclass(slots=True)
+class Inbox:
+    """Events for one stream, in order. None says that the stream is over."""
+
+    events: asyncio.Queue[tuple[int, Event] | None] = field(default_factory=asyncio.Queue)
+
+
+class Keeper:
+    """Owns the desk, its timer, and the way from events to inboxes. `run` must be running."""
+
+    def __init__(self, desk: Desk, clock: Clock, memory: MemoryFile) -> None:
+        self.desk = desk
+        self.draining = False
+        self._clock = clock
+        self._memory = memory
+        self._remembered = -1
+        self._tickets = itertools.count(1)
+        self._callers: dict[int, Inbox] = {}
+        self._sessions: dict[str, Inbox] = {}
+        self._hold_drained: dict[str, asyncio.Event] = {}
+        self._changed = asyncio.Event()
+        self._wakes_at: float | None = None
+        self._woken = asyncio.Event()
+        self._pages: dict[str, int] = {}
+
+    def now(self) -> float:
+        """Return the desk's time, seconds."""
+        return self._clock.monotonic()
+
+    # ---- single callers -------------------------------------------------------------------------------------------
+
+    def ask(self, ask: Ask) -> tuple[int, Inbox]:
+        """Ask as a single caller; events come as (ticket, event) into the inbox."""
+        ticket = next(self._tickets)
+        inbox = self._callers[ticket] = Inbox()
+        self._turn(lambda now: self.desk.ask(ticket, ask, now))
+        return ticket, inbox
+
+    def leave(self, ticket: int) -> None:
+        """Give the permit back or withdraw the ask: the stream is over."""
+        self._callers.pop(ticket, None)
+        self._turn(lambda now: self.desk.release(ticket, now))
+
+    def park(self, ticket: int) -> None:
+        """Step out of the line."""
+        self._turn(lambda now: self.desk.park(ticket, now))
+
+    def ready(self, ticket: int) -> None:
+        """Step back into the line."""
+        self._turn(lambda now: self.desk.ready(ticket, now))
+
+    # ---- sessions -------------------------------------------------------------------------------------------------
+
+    def open_session(self, session_id: str, service: str, held: Iterable[Held]) -> Inbox:
+        """Open or resume a session; events come as (ask id, event). Raises SessionConflictError."""
+        if session_id in self._sessions:
+            raise SessionConflictError(f"session {session_id!r} is open")
+        brought = [(next(self._tickets), each) for each in held]
+        inbox = self._sessions[session_id] = Inbox()
+        try:
+            self._turn(lambda now: self.desk.open_session(session_id, service, brought, now))
+        except SessionConflictError:
+            del self._sessions[session_id]
+            raise
+        return inbox
+
+    def session_ask(self, session_id: str, ask_id: int, ask: Ask) -> None:
+        """Ask within a session. Raises DuplicateAskError."""
+        ticket = next(self._tickets)
+        self._turn(lambda now: self.desk.session_ask(session_id, ask_id, ticket, ask, now))
+
+    def session_release(self, session_id: str, ask_id: int) -> None:
+        """Give a permit of a session back, or withdraw an ask."""
+        self._turn(lambda now: self.desk.session_release(session_id, ask_id, now))
+
+    def session_park(self, session_id: str, ask_id: int) -> None:
+        """Let one ask of a session step out of the line."""
+        self._turn(lambda now: self.desk.session_park(session_id, ask_id, now))
+
+    def session_ready(self, session_id: str, ask_id: int) -> None:
+        """Let one ask of a session step back in."""
+        self._turn(lambda now: self.desk.session_ready(session_id, ask_id, now))
+
+    def lose_session(self, session_id: str) -> None:
+        """Note that a session's stream broke; no effect on one that has ended."""
+        if self._sessions.pop(session_id, None) is not None:
+            self._turn(lambda now: self.desk.lose_session(session_id, now))
+
+    def end_session(self, session_id: str) -> None:
+        """End a session that its service has closed."""
+        self._sessions.pop(session_id, None)
+        self._turn(lambda now: self.desk.end_session(session_id, now))
+
+    # ---- holds ----------------------------------------------------------------------------------------------------
+
+    def hold(self, hold: Hold) -> asyncio.Event:
+        """Put a hold in force; the event is set once nothing that it stops is in flight."""
+        drained = self._hold_drained[hold.hold_id] = asyncio.Event()
+        self._turn(lambda now: self.desk.hold(hold, now))
+        return drained
+
+    def release_holds(self, hold_ids: list[str]) -> None:
+        """End holds."""
+        for hold_id in hold_ids:
+            self._hold_drained.pop(hold_id, None)
+        self._turn(lambda now: self.desk.release_holds(hold_ids, now))
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Close every session and refuse single callers who wait.
+
+        A session's service keeps its permits, reconnects to the next process and claims its places there: a restart
+        refuses nobody.
+        """
+        self.draining = True
+        for session_id, inbox in list(self._sessions.items()):
+            self.lose_session(session_id)
+            inbox.events.put_nowait(None)
+        self._turn(self.desk.drain)
+
+    # ---- time -----------------------------------------------------------------------------------------------------
+
+    def next_change(self) -> asyncio.Event:
+        """Return the event that the next turn sets."""
+        return self._changed
+
+    async def run(self) -> None:
+        """Keep the time: deadlines, holds, graces, and news of places in the line."""
+        told = self.now()
+        while True:
+            due = self.desk.next_due()
+            waiting = any(pool.waiting for pool in self.desk.scheduler.pools.values())
+            tell_at = told + TOLD_EVERY_S if waiting else None
+            self._wakes_at = min((at for at in (due, tell_at) if at is not None), default=None)
+            self._woken.clear()
+            await self._sleep_until(self._wakes_at)
+            now = self.now()
+            if tell_at is not None and now >= tell_at:
+                told = now
+                self._turn(self._tell_places)
+            self._turn(self.desk.advance)
+
+    async def _sleep_until(self, at: float | None) -> None:
+        try:
+            async with asyncio.timeout(None if at is None else max(0.0, at - self.now())):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+
+    def _tell_places(self, now: float) -> list[Delivery]:
+        deliveries: list[Delivery] = []
+        for name, pool in self.desk.scheduler.pools.items():
+            start = self._pages.get(name, 0)
+            start = start if start < pool.waiting else 0
+            deliveries += self.desk.places(name, start, TOLD_AT_ONCE, now)
+            self._pages[name] = start + TOLD_AT_ONCE
+        return deliveries
+
+    # ---- a turn ---------------------------------------------------------------------------------------------------
+
+    def _turn(self, act: Callable[[float], list[Delivery]]) -> None:
+        for session_id, number, event in act(self.now()):
+            if isinstance(event, HoldDrained):
+                drained = self._hold_drained.get(event.hold_id)
+                if drained is not None:
+                    drained.set()
+                continue
+            inbox = self._callers.get(number) if session_id is None else self._sessions.get(session_id)
+            if inbox is not None:
+                inbox.events.put_nowait((number, event))
+        self._changed.set()
+        self._changed = asyncio.Event()
+        if self.desk.memory_version != self._remembered:
+            self._remembered = self.desk.memory_version
+            self._memory.write(self.desk.epoch, self.desk.memory())
+        due = self.desk.next_due()
+        if due is not None and (self._wakes_at is None or due < self._wakes_at):
+            self._woken.set()
