@@ -114,17 +114,19 @@ class Pool:
 
     # ---- what time and the operator do ----------------------------------------------------------------------------
 
-    def advance(self, now: float) -> list[Event]:
-        """End the waits whose deadline has come, lift who has aged, and grant what that makes possible."""
+    def age(self, now: float) -> list[Event]:
+        """End the waits whose deadline has come and lift who has aged; `serve` grants what that makes possible."""
         events: list[Event] = []
         for ticket in self._deadlines.pop_due(now):
             self._expire(self._live[ticket], now, events)
         while due := self._lifts.pop_due(now):
             for ticket in due:
                 self._lift(self._live[ticket])
-        if self.waiting:
-            events += self._hand_over(now)
         return events
+
+    def serve(self, now: float) -> list[Event]:
+        """Grant what is possible."""
+        return self._hand_over(now) if self.waiting else []
 
     def next_due(self) -> float | None:
         """Return when `advance` has something to do, or None."""

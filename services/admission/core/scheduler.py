@@ -84,12 +84,12 @@ class Scheduler:
 
     def advance(self, now: float) -> list[Event]:
         """Do everything that is due at `now`: deadlines, ageing, the end of holds."""
-        events: list[Event] = []
-        expired = [hold.hold_id for hold in self.holds.values() if hold.until <= now]
-        for hold_id in expired:
+        # Who is served is decided by how everybody stands now, so ageing comes before the end of holds.
+        events = [event for pool in self.pools.values() for event in pool.age(now)]
+        for hold_id in [hold.hold_id for hold in self.holds.values() if hold.until <= now]:
             events += self.release_hold(hold_id, now)
         for pool in self.pools.values():
-            events += pool.advance(now)
+            events += pool.serve(now)
         return events
 
     def next_due(self) -> float | None:
