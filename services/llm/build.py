@@ -50,6 +50,7 @@ def build(settings: LlmSettings, permits: Permits, clock: Clock, *, on_state: Ca
             temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k, min_p=settings.min_p
         ),
         developer_role="developer" in file.header.template,
+        system=settings.system(),
         waits=Waits(settings.load_wait_s, settings.prompt_bytes),
     )
     return Llm(file, engine, text, generator)

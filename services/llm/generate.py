@@ -71,6 +71,7 @@ class Generator:
         clock: Clock,
         defaults: Sampling,
         developer_role: bool,
+        system: str | None,
         waits: Waits,
     ) -> None:
         self.entry = entry
@@ -81,6 +82,7 @@ class Generator:
         self._clock = clock
         self._defaults = defaults
         self._developer_role = developer_role
+        self._system = system
         self._waits = waits
 
     async def run(self, work: Work, port: Port) -> None:
@@ -119,7 +121,7 @@ class Generator:
     async def prompt(self, content: Chat | Completion, vocabulary: TextReady) -> Text:
         """Return what is to be continued as tokens. Raises DomainError."""
         if isinstance(content, Chat):
-            inputs = template_inputs(content, developer_role=self._developer_role)
+            inputs = template_inputs(content, developer_role=self._developer_role, system=self._system)
             self.check_size("messages", sum(len(part) for turn in content.turns for part in turn.texts))
             return await self.text.render(inputs, tools=None, now_unix_s=self._clock.wall())
         if content.tokens is not None:

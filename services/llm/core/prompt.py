@@ -61,8 +61,11 @@ class TemplateInputs:
     prefill: str | None
 
 
-def template_inputs(chat: Chat, *, developer_role: bool) -> TemplateInputs:
-    """Return the template's inputs. `developer_role`: the template knows it; else it reads as system.
+def template_inputs(chat: Chat, *, developer_role: bool, system: str | None = None) -> TemplateInputs:
+    """Return the template's inputs.
+
+    `developer_role`: the template knows it; else it reads as system. `system`: goes in front of a chat without a message
+    of either role; None leaves that to the template.
 
     Raises DomainError `invalid_request` or `unsupported`, naming the field.
     """
@@ -74,6 +77,8 @@ def template_inputs(chat: Chat, *, developer_role: bool) -> TemplateInputs:
         _check(place, turn)
     turns: Sequence[Turn] = chat.turns
     prefill = None
+    if system is not None and not any(turn.role in {"system", "developer"} for turn in turns):
+        turns = (Turn("system", (system,)), *turns)
     if turns[-1].role == "assistant" and not turns[-1].calls:
         prefill = "".join(turns[-1].texts)
         turns = turns[:-1]
