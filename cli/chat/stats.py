@@ -27,17 +27,16 @@ def describe(watch: Stopwatch, usage: Usage | None) -> str:
     """Return one line: tokens, tokens per second after the first one, time to the first, and what the prompt cost."""
     if watch.first is None or watch.last is None:
         return "no tokens"
-    parts = []
-    if usage is not None:
-        seconds = watch.last - watch.first
-        rate = (
-            f", {(usage.completion_tokens - 1) / seconds:.1f} tokens/s"
-            if usage.completion_tokens > 1 and seconds > 0
-            else ""
-        )
-        parts.append(f"{usage.completion_tokens} tokens{rate}")
-    parts.append(f"first after {watch.first - watch.asked:.2f} s")
-    if usage is not None:
-        cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
-        parts.append(f"prompt {usage.prompt_tokens} tokens{cached}")
-    return ", ".join(parts)
+    first = f"first after {watch.first - watch.asked:.2f} s"
+    if usage is None:
+        return first
+    # The engine's own time where it is told: pieces that arrive together would make the rate look better than it was.
+    seconds = usage.decode_ms / 1000 or watch.last - watch.first
+    rate = (
+        f", {(usage.completion_tokens - 1) / seconds:.1f} tokens/s"
+        if usage.completion_tokens > 1 and seconds > 0
+        else ""
+    )
+    queued = f" ({usage.queue_ms / 1000:.2f} s queued)" if usage.queue_ms else ""
+    cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
+    return f"{usage.completion_tokens} tokens{rate}, {first}{queued}, prompt {usage.prompt_tokens} tokens{cached}"

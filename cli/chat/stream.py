@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from cli.errors import CliError
 from cli.http import describe_error
@@ -12,11 +13,16 @@ from cli.sse import SseComment, SseEvent
 from cli.terminal import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 DONE = "[DONE]"
-# First words of the comments that tell what a request waits for; any other comment only keeps the connection open.
-_PROGRESS = ("queued", "loading", "prefill")
+# Comments that tell what a request waits for, and how that reads; any other comment only keeps the connection open.
+_PROGRESS: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...]] = (
+    (re.compile(r"queued (\d+)"), lambda match: f"queued, place {match[1]}"),
+    (re.compile(r"loading (\d\.\d+)"), lambda match: f"loading the model, {float(match[1]):.0%}"),
+    (re.compile(r"loading"), lambda _: "loading the model"),
+    (re.compile(r"prefill (\d+)/(\d+)"), lambda match: f"reading the prompt, {match[1]} of {match[2]} tokens"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,11 +51,13 @@ ChatEvent: TypeAlias = Text | Reasoning | Waiting
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of one answer, as the mesh reports them."""
+    """Token counts of one answer and its times, as the mesh reports them; 0 where it does not."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    queue_ms: int = 0
+    decode_ms: int = 0
 
 
 @dataclass
@@ -64,7 +72,7 @@ class ChatReader:
     def read(self, item: SseEvent | SseComment) -> list[ChatEvent]:
         """Return what the item tells. Raises CliError for an error event and for data that is no chunk."""
         if isinstance(item, SseComment):
-            return [Waiting(one_line(item.text))] if item.text.startswith(_PROGRESS) else []
+            return _progress(item.text)
         if item.data == DONE:
             self._done = True
             return []
@@ -72,7 +80,7 @@ class ChatReader:
         error = chunk.get("error")
         if isinstance(error, dict) or item.event == "error":
             raise CliError(describe_error(error if isinstance(error, dict) else chunk))
-        self._count(chunk.get("usage"))
+        self._count(chunk.get("usage"), chunk.get("omniserve"))
         return [event for choice in _objects(chunk.get("choices")) for event in self._choice(choice)]
 
     def finish(self) -> None:
@@ -94,13 +102,26 @@ class ChatReader:
             events.append(Text(content))
         return events
 
-    def _count(self, usage: object) -> None:
-        if isinstance(usage, dict):
-            details = usage.get("prompt_tokens_details")
-            cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-            self.usage = Usage(
-                _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")), _count(cached)
-            )
+    def _count(self, usage: object, timings: object) -> None:
+        if not isinstance(usage, dict):
+            return
+        details, times = (
+            value if isinstance(value, dict) else {} for value in (usage.get("prompt_tokens_details"), timings)
+        )
+        self.usage = Usage(
+            _count(usage.get("prompt_tokens")),
+            _count(usage.get("completion_tokens")),
+            _count(details.get("cached_tokens")),
+            queue_ms=_count(times.get("queue_ms")),
+            decode_ms=_count(times.get("decode_ms")),
+        )
+
+
+def _progress(comment: str) -> list[ChatEvent]:
+    for pattern, describe in _PROGRESS:
+        if match := pattern.fullmatch(comment):
+            return [Waiting(describe(match))]
+    return []
 
 
 def _object(data: str) -> Mapping[str, Any]:

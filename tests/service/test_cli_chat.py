@@ -369,10 +369,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(door, terminal):
 
 
 def test_what_is_waited_for_is_shown_until_the_answer_begins(door, terminal):
-    door.answers = [Answer([b": queued at place 3, about 4 s\n\n", WAIT])]
+    door.answers = [Answer([b": queued 3\n\n", WAIT])]
     screen = terminal("Hi")
     screen.expect("waiting for the answer…")
-    screen.expect("queued at place 3, about 4 s…")
+    screen.expect("queued, place 3…")
 
 
 def test_an_error_is_shown_and_the_conversation_goes_on(door, terminal):

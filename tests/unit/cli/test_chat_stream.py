@@ -24,10 +24,11 @@ def test_an_answer_is_its_text_its_reasoning_its_usage_and_its_end():
     assert reader.read(delta(reasoning_content="hm", content="Pa")) == [Reasoning("hm"), Text("Pa")]
     assert reader.read(delta(content="ris")) == [Text("ris")]
     assert reader.read(delta("stop")) == []
-    assert reader.read(event(choices=[], usage={"prompt_tokens": 5, "completion_tokens": 2})) == []
+    counts = {"prompt_tokens": 5, "completion_tokens": 2}
+    assert reader.read(event(choices=[], usage=counts, omniserve={"queue_ms": 3, "decode_ms": 4})) == []
     assert reader.read(SseEvent("[DONE]")) == []
     reader.finish()
-    assert (reader.text, reader.finish_reason, reader.usage) == ("Paris", "stop", Usage(5, 2, 0))
+    assert (reader.text, reader.finish_reason, reader.usage) == ("Paris", "stop", Usage(5, 2, 0, 3, 4))
 
 
 def test_a_finish_reason_without_the_closing_mark_is_no_end():
@@ -40,9 +41,11 @@ def test_a_finish_reason_without_the_closing_mark_is_no_end():
 @pytest.mark.parametrize(
     ("comment", "expected"),
     [
-        ("queued: place 3", [Waiting("queued: place 3")]),
-        ("loading m1", [Waiting("loading m1")]),
-        ("prefill 10/200", [Waiting("prefill 10/200")]),
+        ("queued 3", [Waiting("queued, place 3")]),
+        ("loading", [Waiting("loading the model")]),
+        ("loading 0.50", [Waiting("loading the model, 50%")]),
+        ("prefill 10/200", [Waiting("reading the prompt, 10 of 200 tokens")]),
+        ("queued here", []),
         ("", []),
         ("keep-alive", []),
     ],
@@ -114,6 +117,13 @@ def test_the_rate_leaves_out_the_first_token_since_it_waited_for_the_prompt():
     assert (
         describe(watch, Usage(7, 21, 3)) == "21 tokens, 10.0 tokens/s, first after 1.00 s, prompt 7 tokens (3 cached)"
     )
+
+
+def test_the_engines_own_times_are_believed_where_they_are_told():
+    watch = Stopwatch(asked=10.0)
+    watch.piece(12.0)
+    line = describe(watch, Usage(7, 11, 0, queue_ms=1500, decode_ms=500))
+    assert line == "11 tokens, 20.0 tokens/s, first after 2.00 s (1.50 s queued), prompt 7 tokens"
 
 
 def test_a_rate_that_cannot_be_known_is_not_given():
