@@ -1,0 +1,325 @@
+"""Admission on a real server with real clients: permits live as long as their streams, whatever ends them."""
+
+import asyncio
+import random
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from omniserve.admission.v1 import admission_pb2 as pb
+from omniserve.admission.v1 import admission_pb2_grpc
+from services.kit.channels import open_channel
+from services.kit.errors import DomainError, Reason
+from services.kit.owner import Owner
+from services.kit.permits import PermitClient
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Admission:
+    """A real admission process on a free port, that can be killed and started again."""
+
+    def __init__(self, state_dir: Path, port: int, **environ: str) -> None:
+        self.state_dir = state_dir
+        self.address = f"127.0.0.1:{port}"
+        self.environ = {
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'protos' / 'gen'}",
+            "OMNISERVE_STATE_DIR": str(state_dir),
+            "OMNISERVE_ADMISSION_LISTEN": self.address,
+            "OMNISERVE_ADMISSION_SLOTS": "4",
+            **{f"OMNISERVE_ADMISSION_{name}": value for name, value in environ.items()},
+        }
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "services.admission", cwd=ROOT, env=self.environ, stderr=asyncio.subprocess.DEVNULL
+        )
+        async with self.channel("llm") as channel:
+            await asyncio.wait_for(channel.channel_ready(), 30)
+
+    async def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        await self.process.wait()
+
+    async def stop(self) -> None:
+        assert self.process is not None
+        if self.process.returncode is None:
+            self.process.terminate()
+            await asyncio.wait_for(self.process.wait(), 30)
+
+    def channel(self, caller: str) -> grpc.aio.Channel:
+        return open_channel(self.address, caller=caller, state_dir=self.state_dir)
+
+    async def status(self) -> pb.PoolStatus:
+        async with self.channel("cli") as channel:
+            stub = admission_pb2_grpc.AdmissionServiceStub(channel)
+            answer = await stub.GetStatus(pb.GetStatusRequest(), timeout=10, wait_for_ready=True)
+        return next(pool for pool in answer.pools if pool.name == "gpu0")
+
+    async def hold(self, **fields: object) -> pb.HoldResponse:
+        async with self.channel("cli") as channel:
+            return await admission_pb2_grpc.AdmissionAdminServiceStub(channel).Hold(
+                pb.HoldRequest(**fields), timeout=20
+            )
+
+    async def release_holds(self) -> pb.ReleaseHoldResponse:
+        async with self.channel("cli") as channel:
+            return await admission_pb2_grpc.AdmissionAdminServiceStub(channel).ReleaseHold(pb.ReleaseHoldRequest())
+
+
+@asynccontextmanager
+async def running(tmp_path: Path, free_ports: Callable[[int], list[int]], **environ: str) -> AsyncIterator[Admission]:
+    admission = Admission(tmp_path, free_ports(1)[0], **environ)
+    await admission.start()
+    try:
+        yield admission
+    finally:
+        await admission.stop()
+
+
+@asynccontextmanager
+async def client(admission: Admission, session_id: str = "s1") -> AsyncIterator[PermitClient]:
+    async with (
+        admission.channel("llm") as channel,
+        Owner() as owner,
+        PermitClient(channel, service="llm", session_id=session_id, owner=owner) as permits,
+    ):
+        yield permits
+
+
+def llm(permits: PermitClient, tier: str = "free", **options: object):
+    return permits.permit(modality="llm", tier=tier, principal="alice", request_id="r", **options)
+
+
+async def eventually(condition: Callable[[], bool], what: str) -> None:
+    try:
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        pytest.fail(f"never: {what}")
+
+
+async def until_free(admission: Admission) -> None:
+    async with asyncio.timeout(30):
+        while (now := await admission.status()).permits or now.in_use or now.waiting:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_permit_lasts_as_long_as_its_block(tmp_path, free_ports):
+    async with running(tmp_path, free_ports) as admission, client(admission) as permits:
+        async with llm(permits) as permit:
+            assert permit.pool == "gpu0"
+            assert (await admission.status()).in_use == 1
+        await until_free(admission)
+
+
+async def test_two_hundred_random_departures_leave_no_permit(tmp_path, free_ports):
+    chance = random.Random(1)
+
+    async with running(tmp_path, free_ports) as admission, client(admission) as permits:
+
+        async def come_and_go() -> None:
+            try:
+                async with asyncio.timeout(chance.uniform(0, 0.2)), llm(permits):
+                    await asyncio.sleep(chance.uniform(0, 0.05))
+            except TimeoutError:
+                pass
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(200):
+                group.create_task(come_and_go())
+        await until_free(admission)
+        assert permits.held == 0
+
+
+async def test_a_cancelled_waiter_never_takes_a_slot(tmp_path, free_ports):
+    async with running(tmp_path, free_ports) as admission, client(admission) as permits:
+        places: asyncio.Queue[int] = asyncio.Queue()
+        async with permits.permit(modality="image", tier="free", principal="alice", request_id="r"):
+
+            async def wait_in_line() -> None:
+                async with llm(permits, on_queued=lambda place, _: places.put_nowait(place)):
+                    pytest.fail("granted although it was cancelled")
+
+            waiter = asyncio.ensure_future(wait_in_line())
+            assert await places.get() == 1
+            waiter.cancel()
+            await asyncio.wait([waiter])
+        await until_free(admission)
+
+
+async def test_who_may_not_wait_is_refused_at_once(tmp_path, free_ports):
+    async with running(tmp_path, free_ports) as admission, client(admission) as permits:
+        async with permits.permit(modality="image", tier="free", principal="alice", request_id="r"):
+            with pytest.raises(DomainError) as refused:
+                async with llm(permits, may_wait=False):
+                    pass
+        assert refused.value.reason is Reason.SATURATED
+
+
+async def test_a_wait_ends_at_its_deadline_with_the_numbers(tmp_path, free_ports):
+    async with running(tmp_path, free_ports) as admission, client(admission) as permits:
+        async with permits.permit(modality="image", tier="free", principal="alice", request_id="r"):
+            with pytest.raises(DomainError) as refused:
+                async with llm(permits, wait_ms=50):
+                    pass
+        assert refused.value.reason is Reason.ADMISSION_TIMEOUT
+        assert "4 of 4 slots" in refused.value.message
+
+
+async def test_a_full_queue_refuses_at_once(tmp_path, free_ports):
+    async with running(tmp_path, free_ports, MAX_QUEUE="0") as admission, client(admission) as permits:
+        async with permits.permit(modality="image", tier="free", principal="alice", request_id="r"):
+            with pytest.raises(DomainError) as refused:
+                async with llm(permits):
+                    pass
+        assert refused.value.reason is Reason.QUEUE_FULL
+
+
+async def test_running_work_survives_a_kill_of_admission_and_is_not_granted_twice(tmp_path, free_ports):
+    async with running(tmp_path, free_ports) as admission, client(admission) as permits:
+        async with AsyncExitStack() as held:
+            for _ in range(4):
+                await held.enter_async_context(llm(permits))
+            await admission.kill()
+            await eventually(lambda: not permits.connected, "the loss is noticed")
+            waiting = asyncio.ensure_future(_take_and_leave(permits))
+            await admission.start()
+            await eventually(lambda: permits.connected, "the session is back")
+            status = await admission.status()
+            assert (status.permits, status.in_use) == (4, 4)
+            assert not waiting.done()
+        await asyncio.wait_for(waiting, 30)
+        await until_free(admission)
+
+
+async def test_a_restart_refuses_nobody_who_waits(tmp_path, free_ports):
+    async with running(tmp_path, free_ports) as admission, client(admission) as permits:
+        async with AsyncExitStack() as held:
+            for _ in range(4):
+                await held.enter_async_context(llm(permits))
+            places: asyncio.Queue[int] = asyncio.Queue()
+            waiting = asyncio.ensure_future(_take_and_leave(permits, places))
+            await places.get()
+            await admission.stop()
+            await admission.start()
+            await eventually(lambda: permits.connected, "the session is back")
+        await asyncio.wait_for(waiting, 30)
+
+
+async def _take_and_leave(permits: PermitClient, places: "asyncio.Queue[int] | None" = None) -> None:
+    async with llm(permits, on_queued=lambda place, _: places.put_nowait(place) if places else None):
+        pass
+
+
+async def test_a_lost_session_gives_its_slots_back_after_the_grace(tmp_path, free_ports):
+    async with running(tmp_path, free_ports, SESSION_GRACE_S="0.2") as admission:
+        async with client(admission) as permits, AsyncExitStack() as held:
+            await held.enter_async_context(llm(permits))
+            assert (await admission.status()).in_use == 1
+            held.pop_all()  # the process dies without a word
+        await until_free(admission)
+
+
+async def test_nobody_to_ask_is_a_clear_refusal(tmp_path, free_ports):
+    admission = Admission(tmp_path, free_ports(1)[0])
+    async with (
+        admission.channel("llm") as channel,
+        Owner() as owner,
+        PermitClient(channel, service="llm", session_id="s", owner=owner, patience_s=0.2) as permits,
+    ):
+        with pytest.raises(DomainError) as refused:
+            async with llm(permits):
+                pass
+    assert refused.value.reason is Reason.ADMISSION_UNAVAILABLE
+
+
+async def test_a_hold_drains_what_is_in_flight_and_stops_the_rest(tmp_path, free_ports):
+    async with running(tmp_path, free_ports) as admission, client(admission) as permits:
+        async with llm(permits):
+            answer = await admission.hold(seconds=60, reason="hand-over", wait_ms=50)
+            assert (answer.drained, answer.in_flight) == (False, 1)
+        assert (await admission.hold(seconds=60, reason="hand-over", wait_ms=10_000, hold_id=answer.hold_id)).drained
+        with pytest.raises(DomainError):
+            async with llm(permits, may_wait=False):
+                pass
+        assert (await admission.release_holds()).released
+        async with llm(permits, may_wait=False):
+            pass
+
+
+async def test_a_background_holder_is_asked_to_leave_when_somebody_better_waits(tmp_path, free_ports):
+    async with running(tmp_path, free_ports) as admission, client(admission) as permits:
+        async with permits.permit(modality="training", tier="paid", principal="a", request_id="r") as training:
+            waiting = asyncio.ensure_future(_take_and_leave(permits))
+            await asyncio.wait_for(training.yield_requested.wait(), 30)
+        await asyncio.wait_for(waiting, 30)
+
+
+async def test_a_single_caller_holds_its_permit_by_its_stream(tmp_path, free_ports):
+    async with running(tmp_path, free_ports) as admission, admission.channel("llm") as channel:
+        stub = admission_pb2_grpc.AdmissionServiceStub(channel)
+        call = stub.Acquire()
+        await call.write(pb.AcquireRequest(ask=pb.Ask(modality=pb.MODALITY_IMAGE)))
+        granted = (await call.read()).granted
+        assert (granted.units, granted.pool, granted.tier) == (4, "gpu0", pb.TIER_FREE)
+        second = stub.Acquire()
+        await second.write(pb.AcquireRequest(ask=pb.Ask(modality=pb.MODALITY_LLM, tier=pb.TIER_PAID)))
+        assert (await second.read()).queued.position == 1
+        call.cancel()
+        assert (await second.read()).granted.units == 1
+        await second.done_writing()
+        assert await second.read() is grpc.aio.EOF
+        assert await second.code() is grpc.StatusCode.OK
+        await until_free(admission)
+
+
+@pytest.mark.parametrize(
+    ("ask", "field"),
+    [
+        (pb.Ask(), "ask.modality"),
+        (pb.Ask(modality=pb.MODALITY_LLM, units=99), "ask.units"),
+        (pb.Ask(modality=pb.MODALITY_LLM, pool="gpu7"), "ask.pool"),
+    ],
+)
+async def test_an_ask_that_can_never_be_served_names_its_field(tmp_path, free_ports, ask, field):
+    async with running(tmp_path, free_ports) as admission, admission.channel("llm") as channel:
+        call = admission_pb2_grpc.AdmissionServiceStub(channel).Acquire()
+        await call.write(pb.AcquireRequest(ask=ask))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert field.split(".")[1] in (refused.value.details() or "") or "slots" in (refused.value.details() or "")
+
+
+async def test_pressure_tells_who_waits_and_that_nobody_does(tmp_path, free_ports):
+    async with (
+        running(tmp_path, free_ports) as admission,
+        client(admission) as permits,
+        admission.channel("llm") as channel,
+    ):
+        stub = admission_pb2_grpc.AdmissionServiceStub(channel)
+        reports = stub.WatchPressure(pb.WatchPressureRequest(pools=["gpu0"], min_interval_ms=1))
+        assert not (await reports.read()).pressures
+        async with permits.permit(modality="image", tier="free", principal="alice", request_id="r"):
+            waiting = asyncio.ensure_future(_take_and_leave(permits))
+            async with asyncio.timeout(30):
+                while not (report := await reports.read()).pressures:
+                    pass
+            assert [(one.tier, one.modality, one.depth) for one in report.pressures] == [
+                (pb.TIER_FREE, pb.MODALITY_LLM, 1)
+            ]
+            assert report.free_slots == {"gpu0": 0}
+        await waiting
+        async with asyncio.timeout(30):
+            while (await reports.read()).pressures:
+                pass
+        reports.cancel()
