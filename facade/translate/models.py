@@ -1,0 +1,48 @@
+"""GET /v1/models: the catalogue in OpenAI's shape, with what we know beyond it under `omniserve`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from omniserve.llm.v1 import llm_pb2
+
+
+def model_object(model: llm_pb2.Model) -> dict[str, Any]:
+    """Translate one catalogue entry."""
+    details: dict[str, Any] = {
+        "kind": _word(llm_pb2.ModelKind.Name(model.kind), "MODEL_KIND_"),
+        "state": _word(llm_pb2.ModelState.Name(model.state), "MODEL_STATE_"),
+        "aliases": list(model.aliases),
+        "context_tokens": model.context_tokens,
+        "size_mib": model.size_mib,
+        "parameters": model.parameters,
+        "quantisation": model.quantisation,
+        "capabilities": list(model.capabilities),
+    }
+    if model.HasField("failure"):
+        details["failure"] = model.failure
+    if model.HasField("embedding_dimensions"):
+        details["embedding_dimensions"] = model.embedding_dimensions
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_unix_s,
+        "owned_by": "omniserve",
+        "omniserve": details,
+    }
+
+
+def _word(name: str, prefix: str) -> str:
+    return name.removeprefix(prefix).lower()
+
+
+def model_list(response: llm_pb2.ListModelsResponse) -> dict[str, Any]:
+    """Translate the catalogue, default model first."""
+    return {"object": "list", "data": [model_object(model) for model in response.models]}
+
+
+def find_model(models: Iterable[llm_pb2.Model], name: str) -> llm_pb2.Model | None:
+    """Return the model of that name or alias; "" means the first that generates text, which is the default."""
+    for model in models:
+        if name in (model.name, *model.aliases) or (not name and model.kind == llm_pb2.MODEL_KIND_CHAT):
+            return model
+    return None
