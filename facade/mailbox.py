@@ -1,0 +1,45 @@
+"""Where one HTTP request waits for what its generations say."""
+
+import asyncio
+
+from omniserve.llm.v1 import llm_pb2
+from services.kit.errors import DomainError
+
+Event = tuple[int, llm_pb2.GenerationEvent]
+"""A prompt's place in the request, and what happened."""
+
+
+class Mailbox:
+    """Events in order, then at most one error. One task takes; putting never waits."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._error: DomainError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, event: Event) -> None:
+        """Add an event."""
+        self._events.append(event)
+        self._wake()
+
+    def fail(self, error: DomainError) -> None:
+        """End the events with an error; only the first counts."""
+        self._error = self._error or error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> list[Event]:
+        """Wait for events and return all there are; raises the DomainError once they are taken. Safe to cancel."""
+        while not self._events:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        events, self._events = self._events, []
+        return events

@@ -1,0 +1,152 @@
+"""Short calls to the services behind the facade: models, tokens, health and status."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import grpc.aio
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from facade.door import Principal
+from facade.translate.failures import as_rest
+from facade.translate.models import find_model
+from omniserve.admission.v1 import admission_pb2, admission_pb2_grpc
+from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
+from services.kit.channels import call_metadata
+from services.kit.clock import Clock
+from services.kit.errors import DomainError, Reason, from_rpc_error
+
+M = TypeVar("M", bound=Message)
+R = TypeVar("R")
+
+# How long the catalogue is believed for naming the model of an answer; it decides nothing.
+_NAMES_FOR_S: Final = 10.0
+_NAMES_LIMIT_S: Final = 1.0
+
+
+async def _told(call: Awaitable[R], *, peer: str, limit_s: float) -> R:
+    """Return the answer of a short call; failures become errors that say nothing about addresses inside the mesh."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        found = from_rpc_error(error, unavailable=Reason.UPSTREAM_FAILED)
+    if found.reason is Reason.UPSTREAM_FAILED:
+        raise DomainError(Reason.LOADING, f"{peer} cannot be reached; it may be starting.")
+    if found.reason is Reason.UPSTREAM_TIMEOUT:
+        raise DomainError(Reason.UPSTREAM_TIMEOUT, f"{peer} did not answer within {limit_s:g} s.")
+    raise as_rest(found)
+
+
+class LlmCalls:
+    """The unary calls to llm on behalf of callers."""
+
+    def __init__(self, channel: grpc.aio.Channel, clock: Clock, *, limit_s: float) -> None:
+        self._stub: Any = llm_pb2_grpc.LlmServiceStub(channel)
+        self._clock = clock
+        self._limit_s = limit_s
+        self._models: tuple[llm_pb2.Model, ...] = ()
+        self._models_until = float("-inf")
+
+    async def models(self, principal: Principal) -> llm_pb2.ListModelsResponse:
+        """Return the catalogue. Raises DomainError."""
+        return await self._ask(self._stub.ListModels, llm_pb2.ListModelsRequest(), principal, self._limit_s)
+
+    async def tokenize(self, request: llm_pb2.TokenizeRequest, principal: Principal) -> llm_pb2.TokenizeResponse:
+        """Return the tokens of a text or chat. Raises DomainError."""
+        return await self._ask(self._stub.Tokenize, request, principal, self._limit_s)
+
+    async def detokenize(self, request: llm_pb2.DetokenizeRequest, principal: Principal) -> llm_pb2.DetokenizeResponse:
+        """Return the text of tokens. Raises DomainError."""
+        return await self._ask(self._stub.Detokenize, request, principal, self._limit_s)
+
+    async def name_of(self, asked: str, principal: Principal) -> str:
+        """Return the catalogue's name of the model asked for, "" being the default; the name as asked when it is unknown."""
+        if self._clock.monotonic() >= self._models_until:
+            try:
+                listed = await self._ask(
+                    self._stub.ListModels, llm_pb2.ListModelsRequest(), principal, min(_NAMES_LIMIT_S, self._limit_s)
+                )
+            except DomainError:
+                pass  # the generation itself will tell what is wrong
+            else:
+                self._models = tuple(listed.models)
+                self._models_until = self._clock.monotonic() + _NAMES_FOR_S
+        model = find_model(self._models, asked)
+        return model.name if model is not None else asked
+
+    async def _ask(self, call: Callable[..., Awaitable[R]], request: Message, who: Principal, limit_s: float) -> R:
+        metadata = call_metadata(client=who.client, tier=who.tier, request_id=who.request_id)
+        return await _told(call(request, timeout=limit_s, metadata=metadata), peer="llm", limit_s=limit_s)
+
+
+@dataclass(slots=True)
+class _Known:
+    status: dict[str, Any]
+    at: float
+
+
+class Peers:
+    """Health and status of every service, by name."""
+
+    def __init__(
+        self, channels: Mapping[str, grpc.aio.Channel], clock: Clock, *, health_limit_s: float, status_budget_s: float
+    ) -> None:
+        self._health: dict[str, Any] = {name: health_pb2_grpc.HealthStub(each) for name, each in channels.items()}
+        self._status: dict[str, Callable[[float], Awaitable[Message]]] = {
+            "admission": _status_of(admission_pb2_grpc.AdmissionServiceStub, admission_pb2, channels["admission"]),
+            "llm": _status_of(llm_pb2_grpc.LlmServiceStub, llm_pb2, channels["llm"]),
+        }
+        self._clock = clock
+        self._health_limit_s = health_limit_s
+        self._status_budget_s = status_budget_s
+        self._known: dict[str, _Known] = {}
+
+    async def health(self) -> dict[str, str]:
+        """Return for each service: serving, not_serving, or unreachable."""
+        return await _all({name: self._health_of(stub) for name, stub in self._health.items()})
+
+    async def _health_of(self, stub: Any) -> str:  # noqa: ANN401 - the package ships no types
+        try:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=self._health_limit_s)
+        except grpc.aio.AioRpcError:
+            return "unreachable"
+        return "serving" if answer.status == health_pb2.HealthCheckResponse.SERVING else "not_serving"
+
+    async def status(self) -> dict[str, dict[str, Any]]:
+        """Return each service's status as JSON within the budget: fresh, or the last one known marked `stale`."""
+        return await _all({name: self._status_now(name) for name in self._status})
+
+    async def _status_now(self, name: str) -> dict[str, Any]:
+        try:
+            call = self._status[name](self._status_budget_s)
+            message = await _told(call, peer=name, limit_s=self._status_budget_s)
+        except DomainError as error:
+            known = self._known.get(name)
+            told = {"stale": True, "error": {"reason": error.reason.value, "message": error.message}}
+            return (
+                told if known is None else known.status | told | {"age_s": round(self._clock.monotonic() - known.at, 1)}
+            )
+        status = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True) | {
+            "stale": False
+        }
+        self._known[name] = _Known(status, self._clock.monotonic())
+        return status
+
+
+def _status_of(stub_class: Any, messages: Any, channel: grpc.aio.Channel) -> Callable[[float], Awaitable[Message]]:  # noqa: ANN401
+    call = stub_class(channel).GetStatus
+
+    def ask(limit_s: float) -> Awaitable[Message]:
+        answer: Awaitable[Message] = call(messages.GetStatusRequest(), timeout=limit_s)
+        return answer
+
+    return ask
+
+
+async def _all(waits: Mapping[str, Any]) -> dict[str, Any]:
+    async with asyncio.TaskGroup() as tasks:
+        running = {name: tasks.create_task(wait) for name, wait in waits.items()}
+    return {name: task.result() for name, task in running.items()}

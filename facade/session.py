@@ -1,0 +1,191 @@
+"""The one stream to llm that carries the generations of every HTTP request."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+from facade.mailbox import Mailbox
+from facade.translate.failures import error_of
+from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
+from services.kit import telemetry
+from services.kit.channels import ending
+from services.kit.errors import DomainError, Reason, from_rpc_error
+
+_log = telemetry.logger(__name__)
+
+_FIRST_BACKOFF_S = 0.05
+_LONGEST_BACKOFF_S = 1.0
+# The stream is everybody's: a message that llm would refuse as too large must not end it. llm takes 96 MiB.
+_LARGEST_START = 94 * 1024 * 1024
+
+_Outgoing = asyncio.Queue[llm_pb2.GenerateSessionRequest]
+
+
+@dataclass(slots=True)
+class _Running:
+    """One generation: who listens, which of its prompts this is, and until it is sent what to send."""
+
+    mailbox: Mailbox
+    prompt: int
+    unsent: llm_pb2.GenerateSessionRequest | None = None
+    patience: asyncio.TimerHandle | None = None
+
+    def stop_waiting(self) -> None:
+        self.unsent = None
+        if self.patience is not None:
+            self.patience.cancel()
+            self.patience = None
+
+
+class LlmSession:
+    """Starts and cancels generations on one GenerateSession stream, and hands their events to mailboxes.
+
+    `run` keeps the stream open, reconnecting with back-off. Generations that run when it breaks end with an error;
+    those that begin meanwhile wait for the next stream at most `wait_s`.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, *, wait_s: float) -> None:
+        self._channel = channel
+        self._stub: Any = llm_pb2_grpc.LlmServiceStub(channel)
+        self._wait_s = wait_s
+        self._running: dict[int, _Running] = {}
+        self._last_number = 0
+        self._outgoing: _Outgoing | None = None
+        self._closing: DomainError | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether a stream is open."""
+        return self._outgoing is not None
+
+    @property
+    def running(self) -> int:
+        """How many generations run or wait for a stream."""
+        return len(self._running)
+
+    def start(self, message: llm_pb2.GenerateSessionRequest, mailbox: Mailbox, prompt: int) -> int:
+        """Begin a generation and return its number; what happens goes to the mailbox. Sets `message.start.request`.
+
+        Raises DomainError too_large for a message that llm would not take.
+        """
+        if message.ByteSize() > _LARGEST_START:
+            raise DomainError(
+                Reason.TOO_LARGE, f"The request has {message.ByteSize()} bytes for llm; the most is {_LARGEST_START}."
+            )
+        self._last_number += 1
+        number = message.start.request = self._last_number
+        running = self._running[number] = _Running(mailbox, prompt)
+        if self._closing is not None:
+            self._end(number, self._closing)
+        elif self._outgoing is not None:
+            self._outgoing.put_nowait(message)
+        else:
+            running.unsent = message
+            running.patience = asyncio.get_running_loop().call_later(self._wait_s, self._give_up, number)
+        return number
+
+    def _give_up(self, number: int) -> None:
+        self._end(number, DomainError(Reason.LOADING, f"llm cannot be reached; waited {self._wait_s:g} s for it."))
+
+    def _end(self, number: int, error: DomainError) -> None:
+        running = self._running.pop(number)
+        running.stop_waiting()
+        running.mailbox.fail(error)
+
+    def cancel(self, number: int) -> None:
+        """End a generation at once; nothing more is heard of it. No effect on one that has ended."""
+        running = self._running.pop(number, None)
+        if running is None:
+            return
+        sent = running.unsent is None
+        running.stop_waiting()
+        if sent and self._outgoing is not None:
+            cancel = llm_pb2.CancelGeneration(request=number)
+            self._outgoing.put_nowait(llm_pb2.GenerateSessionRequest(cancel=cancel))
+
+    def close(self, error: DomainError) -> None:
+        """End every generation with an error, and each that begins from now on."""
+        self._closing = error
+        for number in tuple(self._running):
+            running = self._running[number]
+            mailbox, sent = running.mailbox, running.unsent is None
+            if sent:
+                self.cancel(number)
+                mailbox.fail(error)
+            else:
+                self._end(number, error)
+
+    async def run(self) -> None:
+        """Keep the stream open until cancelled."""
+        backoff = _FIRST_BACKOFF_S
+        while True:
+            await self._channel.channel_ready()
+            heard, error = await self._serve_one_stream()
+            _log.warning("the stream to llm ended", reason=error.reason.value, message=error.message)
+            backoff = _FIRST_BACKOFF_S if heard else min(backoff * 2, _LONGEST_BACKOFF_S)
+            await asyncio.sleep(backoff)
+
+    async def _serve_one_stream(self) -> tuple[bool, DomainError]:
+        """Return whether anything was heard on the stream, and what ended it."""
+        outgoing: _Outgoing = asyncio.Queue()
+        with ending(self._stub.GenerateSession()) as call:
+            async with asyncio.TaskGroup() as tasks:
+                writer = tasks.create_task(_write(call, outgoing), name="writer of the stream to llm")
+                self._open(outgoing)
+                try:
+                    heard, error = await self._read(call)
+                finally:
+                    self._outgoing = None
+                    writer.cancel()
+        self._lose()
+        return heard, error
+
+    def _open(self, outgoing: _Outgoing) -> None:
+        self._outgoing = outgoing
+        for running in self._running.values():
+            if running.unsent is not None:
+                outgoing.put_nowait(running.unsent)
+                running.stop_waiting()
+
+    async def _read(self, call: Any) -> tuple[bool, DomainError]:  # noqa: ANN401 - gRPC's call
+        heard = False
+        try:
+            async for response in call:
+                heard = True
+                for event in response.events:
+                    self._deliver(event)
+        except grpc.aio.AioRpcError as error:
+            return heard, from_rpc_error(error)
+        return heard, DomainError(Reason.DRAINING, "llm is shutting down")
+
+    def _deliver(self, event: llm_pb2.GenerationEvent) -> None:
+        number = event.request
+        running = self._running.get(number)
+        if running is None:
+            return  # cancelled meanwhile
+        kind = event.WhichOneof("event")
+        if kind == "failed":
+            self._end(number, error_of(event.failed))
+            return
+        if kind == "done":
+            del self._running[number]
+        running.mailbox.put((running.prompt, event))
+
+    def _lose(self) -> None:
+        """End what ran on the stream that broke: whether llm had finished it cannot be known any more."""
+        lost = DomainError(Reason.UPSTREAM_FAILED, "llm went away while it worked on this request.")
+        for number in tuple(self._running):
+            if self._running[number].unsent is None:
+                self._end(number, lost)
+
+
+async def _write(call: Any, outgoing: _Outgoing) -> None:  # noqa: ANN401 - gRPC's call
+    """Send messages one after the other until the call has ended; the reader learns why."""
+    while True:
+        message = await outgoing.get()
+        try:
+            await call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return

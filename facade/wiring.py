@@ -1,0 +1,23 @@
+"""What the routes work with."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from facade.peers import LlmCalls, Peers
+from facade.session import LlmSession
+from facade.settings import FacadeSettings
+from services.kit.clock import Clock
+from services.kit.owner import Owner
+
+
+@dataclass(frozen=True, slots=True)
+class Facade:
+    """One facade: its settings, its ways to the services, and whether it is on its way out."""
+
+    settings: FacadeSettings
+    owner: Owner
+    clock: Clock
+    session: LlmSession
+    llm: LlmCalls
+    peers: Peers
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
