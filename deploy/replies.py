@@ -90,13 +90,14 @@ def _when(status: int, body: Node) -> dict[str, Node]:
 
 
 def _shape(reply: Reply) -> Node:
-    return {
-        "error": {
-            "message": reply.message,
-            "type": reply.type,
-            "param": None,
-            "code": reply.reason,
-            "reason": reply.reason,
-            "request_id": "%REQ(x-request-id)%",
-        }
+    error: dict[str, Node] = {
+        "message": reply.message,
+        "type": reply.type,
+        "param": None,
+        "code": reply.reason,
+        "reason": reply.reason,
+        "request_id": "%REQ(x-request-id)%",
     }
+    if reply.retry_after_s is not None:
+        error["retry_after_ms"] = reply.retry_after_s * 1000
+    return {"error": error}

@@ -169,7 +169,8 @@ def _restart(plan: Plan, name: str) -> int:
 
 def _invite(plan: Plan, *, foreground: bool) -> None:
     door = f"http://{_door(plan).where}"
-    body = {"model": _first_model(plan), "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"model": _first_model(plan), "messages": question, "temperature": 0}
     _say(f"\nThe mesh is ready: {door} (operator: http://127.0.0.1:{plan.edge.operator_port}; logs: {plan.paths.logs})")
     _say(f"Try:\n  curl {door}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{json.dumps(body)}'")
     _say("Ctrl-C drains and stops." if foreground else "`make down` drains and stops, `make logs` follows the logs.")

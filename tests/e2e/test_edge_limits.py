@@ -59,4 +59,4 @@ def test_a_service_that_is_not_there_is_a_503_that_says_when_to_come_back(open_d
     assert response.status_code == 503
     error = response.json()["error"]
     assert (error["reason"], error["type"]) == ("no_capacity", "server_error")
-    assert response.headers["retry-after"] == "1"
+    assert (response.headers["retry-after"], error["retry_after_ms"]) == ("1", 1000)
