@@ -1,5 +1,6 @@
 """llm: `python -m services.llm`."""
 
+import sys
 import uuid
 from collections.abc import Callable
 
@@ -11,8 +12,9 @@ from services.kit.clock import SystemClock
 from services.kit.health import HealthHandle
 from services.kit.owner import Owner
 from services.kit.permits import PermitClient
-from services.kit.run import run
+from services.kit.run import BAD_SETTINGS, run
 from services.kit.server import serve
+from services.llm.adapters.model_file import ModelFileError
 from services.llm.build import Llm, build
 from services.llm.core.lifecycle import State
 from services.llm.service import SERVICES, LlmAdminServicer, LlmServicer
@@ -27,7 +29,11 @@ async def main(settings: LlmSettings, owner: Owner) -> None:
         admission,
         PermitClient(admission, service="llm", session_id=uuid.uuid4().hex, owner=owner) as permits,
     ):
-        llm = build(settings, permits, SystemClock(), on_state=lambda state: health.set(state is State.READY))
+        try:
+            llm = build(settings, permits, SystemClock(), on_state=lambda state: health.set(state is State.READY))
+        except ModelFileError as error:
+            sys.stderr.write(f"llm: {error}\n")
+            sys.exit(BAD_SETTINGS)
         owner.start(llm.text.supervise(), name="text host")
         owner.start(llm.engine.supervise(), name="engine host")
         servicer = LlmServicer(llm.generator, llm.file, settings)

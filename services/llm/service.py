@@ -23,7 +23,7 @@ from services.llm.session import Session
 from services.llm.settings import LlmSettings
 
 SERVICES: Final = ("omniserve.llm.v1.LlmService", "omniserve.llm.v1.LlmAdminService")
-_COUNTERS_WAIT_S: Final = 0.2
+_COUNTERS_WAIT_S: Final = 0.5
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -1,0 +1,141 @@
+"""Services as real processes without the door in front of them."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from omniserve.admission.v1 import admission_pb2, admission_pb2_grpc
+from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
+from services.kit.channels import open_channel
+from services.kit.tokens import ensure_token
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class LlmPair:
+    """admission and llm, listening on `admission_address` and `address`."""
+
+    state_dir: Path
+    address: str
+    admission_address: str
+    llm: "subprocess.Popen[bytes]"
+    log: Path
+
+    def channel(self, caller: str = "facade") -> grpc.aio.Channel:
+        """Open a channel to llm as one of the services."""
+        return open_channel(self.address, caller=caller, state_dir=self.state_dir)
+
+    async def engine(self) -> llm_pb2.EngineStatus:
+        """Return the state of the engine."""
+        async with self.channel() as channel:
+            status = await llm_pb2_grpc.LlmServiceStub(channel).GetStatus(llm_pb2.GetStatusRequest(), timeout=10)
+        (engine,) = status.engines
+        return engine
+
+    async def permits(self) -> tuple[int, int]:
+        """Return how many permits are held, and how many asks wait."""
+        async with open_channel(self.admission_address, caller="facade", state_dir=self.state_dir) as channel:
+            stub = admission_pb2_grpc.AdmissionServiceStub(channel)
+            pools = (await stub.GetStatus(admission_pb2.GetStatusRequest(), timeout=10)).pools
+        return sum(pool.permits for pool in pools), sum(pool.waiting for pool in pools)
+
+    async def idle(self) -> None:
+        """Wait until no sequence and no permit is left."""
+        async with asyncio.timeout(60):
+            while True:
+                engine = await self.engine()
+                left = (engine.active_sequences, engine.waiting_requests, *await self.permits())
+                if left == (0, 0, 0, 0):
+                    return
+                await asyncio.sleep(0.02)
+
+    def is_serving(self) -> bool:
+        """Return whether llm says SERVING."""
+        return serving(self.address)
+
+    async def ready(self) -> None:
+        """Wait until llm says SERVING."""
+        async with asyncio.timeout(60):
+            while not await asyncio.to_thread(serving, self.address):
+                await asyncio.sleep(0.05)
+
+
+def serving(address: str) -> bool:
+    """Return whether a service says so."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+        except grpc.RpcError:
+            return False
+    return answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@contextmanager
+def running(module: str, environ: dict[str, str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run `python -m <module>` for the length of a block; it drains at the end."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMNISERVE_", "OTEL_"))}
+    with log.open("ab") as output:
+        process = subprocess.Popen([sys.executable, "-m", module], cwd=ROOT, env={**clean, **environ}, stderr=output)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="session")
+def start_llm(
+    tmp_path_factory: pytest.TempPathFactory,
+    free_ports: Callable[[int], list[int]],
+    wait_until: Callable[..., None],
+) -> "Callable[..., contextmanager[LlmPair]]":
+    """Return what starts a pair of admission and llm with further settings."""
+
+    @contextmanager
+    def start(*, with_admission: bool = True, **settings: str) -> Iterator[LlmPair]:
+        folder = tmp_path_factory.mktemp("llm")
+        ports = free_ports(2)
+        admission_address, address = (f"127.0.0.1:{port}" for port in ports)
+        ensure_token(folder, "facade")
+        environ = {
+            "OMNISERVE_STATE_DIR": str(folder),
+            "OMNISERVE_ADMISSION_LISTEN": admission_address,
+            "OMNISERVE_ADMISSION_ADDRESS": admission_address,
+            "OMNISERVE_LLM_LISTEN": address,
+            "OMNISERVE_DRAIN_GRACE_S": "2",
+            **settings,
+        }
+        log = folder / "llm.log"
+        with running("services.llm", environ, log) as llm:
+            pair = LlmPair(folder, address, admission_address, llm, log)
+            if not with_admission:
+                wait_until(lambda: serving(address), "llm serves")
+                yield pair
+                return
+            with running("services.admission", environ, folder / "admission.log"):
+                wait_until(lambda: serving(address) and serving(admission_address), "llm and admission serve")
+                yield pair
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def llm_pair(start_llm: "Callable[..., contextmanager[LlmPair]]") -> Iterator[LlmPair]:
+    """admission and llm with their defaults, shared by the tests of a session."""
+    with start_llm() as pair:
+        yield pair
