@@ -34,17 +34,18 @@ def as_rest(error: DomainError) -> DomainError:
     return DomainError(error.reason, message, field=field, retry_after_ms=error.retry_after_ms, metadata=metadata)
 
 
-def error_of(failed: llm_pb2.Failed) -> DomainError:
-    """Return the error that ended a request of a session."""
+def error_of(failed: llm_pb2.Failed, *, chat: bool) -> DomainError:
+    """Return the error that ended a request of a session; the prompt of a chat is made of its messages."""
     try:
         reason = Reason(failed.reason)
     except ValueError:  # a newer llm may know more reasons than we do
         reason = Reason.INTERNAL
+    field = failed.field if failed.HasField("field") else None
     return as_rest(
         DomainError(
             reason,
             failed.message,
-            field=failed.field if failed.HasField("field") else None,
+            field="messages" if chat and field == "prompt" else field,
             retry_after_ms=failed.retry_after_ms if failed.HasField("retry_after_ms") else None,
         )
     )
