@@ -66,7 +66,7 @@ class LlmSettings(MeshSettings):
         le=128,
     )
     warm_prefixes: int = knob(
-        32, "Finished sequences that stay in the cache for prompts which begin alike; 0 turns that off.", ge=0, le=128
+        32, "Finished sequences that stay in the cache for prompts which begin alike; 0 turns that off.", ge=0, le=255
     )
     batch: int = knob(
         512, "Most tokens computed in one step.", unit="tokens", aliases=("OMNISERVE_BATCH",), ge=32, le=16384

@@ -31,8 +31,8 @@ from services.llm.core.wire import (
 Call = Render | Tokenize | Pieces
 Answer = Tokenized | Spelled
 
-_GRACE_S: Final = 10.0
-"""What a call may take beyond the template's own bound: tokenizing the longest prompt."""
+GRACE_S: Final = 10.0
+"""Enough to tokenize the longest prompt."""
 _RESTART_S: Final = 1.0
 _log = telemetry.logger(__name__)
 A = TypeVar("A", Tokenized, Spelled)
@@ -53,11 +53,12 @@ class _Open:
 
 
 class TextHost:
-    """Supervises one text host."""
+    """Supervises one text host. `grace_s`: what a call may take beyond the template's own bound, seconds."""
 
-    def __init__(self, config: TextConfig, *, environ: Mapping[str, str]) -> None:
+    def __init__(self, config: TextConfig, *, environ: Mapping[str, str], grace_s: float = GRACE_S) -> None:
         self._config = config
         self._environ = environ
+        self._grace_s = grace_s
         self._host: HostProcess[FromText] | None = None
         self._numbers = itertools.count(1)
         self._open: dict[int, _Open] = {}
@@ -132,7 +133,7 @@ class TextHost:
             await asyncio.sleep(_RESTART_S if self._failure else 0)
 
     async def _watch(self, host: HostProcess[FromText]) -> str:
-        limit_s = self._config.render_s + _GRACE_S
+        limit_s = self._config.render_s + self._grace_s
         while True:
             oldest = self._sent[:1]
             try:
