@@ -1,0 +1,291 @@
+"""A real facade over real gRPC, with an llm and an admission that do what the test says."""
+# ruff: noqa: N802 - servicers have the contracts' names
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import httpx
+import orjson
+import pytest
+
+from facade.server import Running, running_facade
+from facade.settings import FacadeSettings
+from omniserve.admission.v1 import admission_pb2, admission_pb2_grpc
+from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
+from services.kit.access import caller_of
+from services.kit.errors import DomainError, Reason
+from services.kit.health import HealthHandle
+from services.kit.server import running_server
+from services.kit.settings import MeshSettings
+from services.kit.tokens import ensure_token
+
+MODEL = llm_pb2.Model(
+    name="tiny", aliases=["tiny-alias", "org/tiny"], kind=llm_pb2.MODEL_KIND_CHAT, context_tokens=64, created_unix_s=7
+)
+HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+
+
+class PeerSettings(MeshSettings):
+    service = "peer"
+
+
+@dataclass
+class Started:
+    """A generation that the facade began; the test says what happens to it."""
+
+    start: llm_pb2.StartGeneration
+    outgoing: "asyncio.Queue[llm_pb2.GenerateSessionResponse | None]"
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def say(self, **events: object) -> None:
+        """Send events, each as a field of GenerationEvent."""
+        said = [llm_pb2.GenerationEvent(request=self.start.request, **{name: each}) for name, each in events.items()]
+        self.outgoing.put_nowait(llm_pb2.GenerateSessionResponse(events=said))
+
+    def text(self, text: str, **delta: object) -> None:
+        """Say that a choice gained text."""
+        self.say(output=llm_pb2.Output(choices=[llm_pb2.ChoiceDelta(text=text, tokens=1, **delta)]))
+
+    def finish(self, reason: int = llm_pb2.FINISH_REASON_STOP, choices: int = 1) -> None:
+        """End every choice and the generation."""
+        ends = [llm_pb2.ChoiceDelta(index=index, finish_reason=reason) for index in range(choices)]
+        usage = llm_pb2.Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=3)
+        self.say(output=llm_pb2.Output(choices=ends), done=llm_pb2.Done(usage=usage, model="tiny"))
+
+    def refuse(self, error: DomainError) -> None:
+        """End the generation with an error."""
+        failed = llm_pb2.Failed(
+            code=error.code.value[0],
+            reason=error.reason.value,
+            message=error.message,
+            field=error.field,
+            retry_after_ms=error.retry_after_ms,
+        )
+        self.say(failed=failed)
+
+    def break_stream(self) -> None:
+        """Break the stream of all generations, as a crash would."""
+        self.outgoing.put_nowait(None)
+
+
+class ScriptedLlm(llm_pb2_grpc.LlmServiceServicer):
+    def __init__(self) -> None:
+        self._started: asyncio.Queue[Started] = asyncio.Queue()
+        self.running: dict[int, Started] = {}
+        self.sessions = 0
+        self.ended: set[int] = set()
+        self.hang = asyncio.Event()
+        self.hang.set()
+        self.callers: list[tuple[str, str, str]] = []
+        self.close_sessions = asyncio.Event()
+
+    async def started(self) -> Started:
+        """Wait for the next generation."""
+        async with asyncio.timeout(20):
+            return await self._started.get()
+
+    async def GenerateSession(self, request_iterator, context):
+        self.sessions += 1
+        self.callers.append((caller_of(context).service, "session", ""))
+        outgoing: asyncio.Queue[llm_pb2.GenerateSessionResponse | None] = asyncio.Queue()
+        async with asyncio.TaskGroup() as tasks:
+            reader = tasks.create_task(self._read(request_iterator, outgoing))
+            while (message := await outgoing.get()) is not None:
+                await context.write(message)
+            reader.cancel()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "recvmsg: connection reset by 10.0.0.1")
+
+    async def _read(self, requests, outgoing):
+        async for message in requests:
+            if message.HasField("cancel"):
+                self.running[message.cancel.request].cancelled.set()
+                continue
+            started = Started(message.start, outgoing)
+            self.running[message.start.request] = started
+            self._started.put_nowait(started)
+
+    async def ListModels(self, request, context):
+        caller = caller_of(context)
+        self.callers.append((caller.service, caller.client, caller.tier))
+        return llm_pb2.ListModelsResponse(models=[MODEL])
+
+    async def Tokenize(self, request, context):
+        if request.model not in ("", "tiny"):
+            raise DomainError(Reason.NOT_FOUND, f"there is no model {request.model!r}", field="model")
+        text = request.text or "".join(part.text for m in request.chat.messages for part in m.content)
+        raw = text.encode()
+        prompt = text if request.HasField("chat") else None
+        return llm_pb2.TokenizeResponse(
+            tokens=list(raw), pieces=[bytes([each]) for each in raw], context_tokens=64, prompt=prompt
+        )
+
+    async def Detokenize(self, request, context):
+        if any(token > 255 for token in request.tokens):
+            raise DomainError(
+                Reason.INVALID_REQUEST, "'tokens[0]' is 999; the vocabulary has 0 to 255", field="tokens[0]"
+            )
+        return llm_pb2.DetokenizeResponse(text=bytes(request.tokens).decode("utf-8", "replace"))
+
+    async def GetStatus(self, request, context):
+        await self.hang.wait()
+        return llm_pb2.GetStatusResponse(engines=[llm_pb2.EngineStatus(model="tiny", slots=4)])
+
+
+class ScriptedAdmission(admission_pb2_grpc.AdmissionServiceServicer):
+    async def GetStatus(self, request, context):
+        return admission_pb2.GetStatusResponse(epoch=3, pools=[admission_pb2.PoolStatus(name="gpu0", slots=4)])
+
+
+@dataclass
+class Mesh:
+    """A facade and what is behind it."""
+
+    running: Running
+    llm: ScriptedLlm
+    llm_health: HealthHandle
+    llm_port: int
+    http: httpx.AsyncClient
+    state_dir: Path
+    stop_llm: Callable[[], "asyncio.Future[None]"]
+    start_llm: Callable[[], "asyncio.Future[None]"]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.running.port}"
+
+    def token(self, name: str) -> dict[str, str]:
+        return {"x-omniserve-service-token": ensure_token(self.state_dir, name)}
+
+
+class LlmProcess:
+    """The llm server; may be stopped and started again on its port."""
+
+    def __init__(self, settings: PeerSettings, servicer: ScriptedLlm) -> None:
+        self._settings = settings
+        self._servicer = servicer
+        self._stack = AsyncExitStack()
+        self.port = 0
+        self.health = HealthHandle()
+
+    async def start(self) -> None:
+        self.health = HealthHandle()
+        self.port = await self._stack.enter_async_context(
+            running_server(
+                name="llm",
+                settings=self._settings,
+                register=lambda server: llm_pb2_grpc.add_LlmServiceServicer_to_server(self._servicer, server),
+                service_names=("omniserve.llm.v1.LlmService",),
+                listen=f"127.0.0.1:{self.port}",
+                health=self.health,
+            )
+        )
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+
+@asynccontextmanager
+async def _mesh(state_dir: Path, **overrides: object) -> AsyncIterator[Mesh]:
+    peers = PeerSettings(state_dir=state_dir, drain_grace_s=0.05)
+    servicer = ScriptedLlm()
+    llm = LlmProcess(peers, servicer)
+    admission = running_server(
+        name="admission",
+        settings=peers,
+        register=lambda server: admission_pb2_grpc.add_AdmissionServiceServicer_to_server(ScriptedAdmission(), server),
+        service_names=("omniserve.admission.v1.AdmissionService",),
+    )
+    async with AsyncExitStack() as stack:
+        admission_port = await stack.enter_async_context(admission)
+        await llm.start()
+        stack.push_async_callback(llm.stop)
+        settings = FacadeSettings(
+            **{
+                "state_dir": state_dir,
+                "listen": "127.0.0.1:0",
+                "llm_address": f"127.0.0.1:{llm.port}",
+                "admission_address": f"127.0.0.1:{admission_port}",
+                "drain_grace_s": 0.3,
+                "comment_every_s": 0.05,
+                "llm_wait_s": 20,
+                **overrides,
+            }
+        )
+        running = await stack.enter_async_context(running_facade(settings))
+        token = ensure_token(state_dir, "envoy-public")
+        http = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{running.port}", headers={"x-omniserve-service-token": token}, timeout=30
+        )
+        await stack.enter_async_context(http)
+        yield Mesh(running, servicer, llm.health, llm.port, http, state_dir, llm.stop, llm.start)
+
+
+@pytest.fixture
+def open_mesh(tmp_path: Path):
+    """Return `open_mesh(**settings)`, a context manager that gives a Mesh."""
+    return lambda **overrides: _mesh(tmp_path, **overrides)
+
+
+@pytest.fixture
+async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
+    """A facade over a scripted llm and admission."""
+    async with _mesh(tmp_path) as opened:
+        yield opened
+
+
+class Reading:
+    """A streamed answer that is being read."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.response = response
+        self.lines = response.aiter_lines()
+
+    async def next(self) -> str:
+        """Wait for the next line that is not empty."""
+        async with asyncio.timeout(20):
+            while not (line := await anext(self.lines)):
+                pass
+            return line
+
+    async def data(self):
+        """Wait for the next event, past comments, as an object; "[DONE]" as text."""
+        while not (line := await self.next()).startswith("data: "):
+            pass
+        text = line.removeprefix("data: ")
+        return text if text == "[DONE]" else orjson.loads(text)
+
+    async def rest(self) -> list:
+        """Return all events to the end."""
+        events = []
+        try:
+            while True:
+                events.append(await self.data())
+        except StopAsyncIteration:
+            return events
+
+
+@pytest.fixture
+def chat(mesh):
+    """Return `chat(**fields)`: a task that posts a chat and returns the response."""
+
+    def post(**fields: object) -> "asyncio.Task[httpx.Response]":
+        return asyncio.ensure_future(mesh.http.post("/v1/chat/completions", json={**HELLO, **fields}))
+
+    return post
+
+
+@pytest.fixture
+def read_stream():
+    """Return `read_stream(mesh, path=..., **fields)`: a context manager that gives a Reading once headers are there."""
+
+    @asynccontextmanager
+    async def opened(mesh: Mesh, path: str = "/v1/chat/completions", **fields: object) -> AsyncIterator[Reading]:
+        body = {**({} if "prompt" in fields else HELLO), "stream": True, **fields}
+        async with mesh.http.stream("POST", path, json=body) as response:
+            yield Reading(response)
+
+    return opened

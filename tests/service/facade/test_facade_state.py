@@ -1,0 +1,106 @@
+"""Health, readiness, status and the description of the API."""
+
+import pytest
+
+from facade.server import running_facade
+from facade.settings import FacadeSettings
+
+
+async def test_health_is_ok_while_all_services_are(mesh):
+    answer = (await mesh.http.get("/health")).json()
+    assert answer == {"status": "ok", "services": {"admission": {"status": "serving"}, "llm": {"status": "serving"}}}
+
+
+async def test_an_llm_without_its_engine_degrades_health_and_ends_readiness(mesh):
+    mesh.llm_health.set(False)
+    health, ready = await mesh.http.get("/health"), await mesh.http.get("/readyz")
+    assert (health.status_code, health.json()["status"]) == (200, "degraded")
+    assert health.json()["services"]["llm"]["status"] == "not_serving"
+    assert (ready.status_code, ready.json()["error"]["reason"]) == (503, "loading")
+    assert "llm is not_serving" in ready.json()["error"]["message"]
+    mesh.llm_health.set(True)
+    assert (await mesh.http.get("/readyz")).status_code == 200
+
+
+async def test_a_stopped_llm_is_unreachable(mesh):
+    await mesh.stop_llm()
+    assert (await mesh.http.get("/health")).json()["services"]["llm"]["status"] == "unreachable"
+    assert (await mesh.http.get("/readyz")).status_code == 503
+
+
+async def test_readiness_asks_only_for_what_is_required(open_mesh):
+    async with open_mesh(required_services=("admission",)) as mesh:
+        await mesh.stop_llm()
+        assert (await mesh.http.get("/readyz")).status_code == 200
+        assert (await mesh.http.get("/health")).json()["status"] == "degraded"
+
+
+async def test_status_shows_what_every_service_tells(mesh):
+    answer = (await mesh.http.get("/status")).json()
+    assert answer["status"] == "ok"
+    assert answer["services"]["llm"]["engines"][0]["active_sequences"] == 0
+    assert answer["services"]["admission"]["pools"][0]["name"] == "gpu0"
+    assert not any(service["stale"] for service in answer["services"].values())
+
+
+async def test_status_shows_the_last_word_of_a_silent_service_as_stale(open_mesh):
+    async with open_mesh(status_budget_s=0.3) as mesh:
+        assert (await mesh.http.get("/status")).json()["services"]["llm"]["stale"] is False
+        mesh.llm.hang.clear()
+        answer = (await mesh.http.get("/status")).json()
+        mesh.llm.hang.set()
+    assert answer["status"] == "degraded"
+    assert answer["services"]["llm"]["stale"] is True
+    assert answer["services"]["llm"]["engines"][0]["slots"] == 4
+    assert answer["services"]["llm"]["error"]["reason"] == "upstream_timeout"
+    assert answer["services"]["admission"]["stale"] is False
+
+
+async def test_status_says_so_when_a_service_never_answered(open_mesh):
+    async with open_mesh(status_budget_s=0.3) as mesh:
+        await mesh.stop_llm()
+        answer = (await mesh.http.get("/status")).json()
+    assert answer["services"]["llm"]["stale"] is True
+    assert "engines" not in answer["services"]["llm"]
+
+
+async def test_the_description_has_the_fields_that_requests_are_parsed_by(mesh):
+    description = (await mesh.http.get("/openapi.json")).json()
+    chat = description["paths"]["/v1/chat/completions"]["post"]
+    fields = chat["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert {"messages", "temperature", "max_tokens", "stream", "tools"} <= set(fields)
+    assert "functions" not in fields
+    assert fields["temperature"]["maximum"] == 2
+    assert set(description["paths"]) == {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/models",
+        "/v1/models/{model}",
+        "/tokenize",
+        "/detokenize",
+        "/health",
+        "/readyz",
+        "/status",
+    }
+
+
+async def test_the_documentation_needs_nothing_from_elsewhere(mesh):
+    answer = await mesh.http.get("/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "/v1/chat/completions" in answer.text
+    assert "max_tokens" in answer.text
+    for word in ("<script", "src=", "https:", "//cdn"):
+        assert word not in answer.text
+
+
+async def test_token_checks_may_not_be_off_where_others_can_call(tmp_path):
+    settings = FacadeSettings(state_dir=tmp_path, listen="0.0.0.0:0", check_tokens=False)
+    with pytest.raises(ValueError, match="loopback"):
+        async with running_facade(settings):
+            pass
+
+
+async def test_token_checks_may_be_off_on_loopback(open_mesh):
+    async with open_mesh(check_tokens=False) as mesh:
+        mesh.http.headers.pop("x-omniserve-service-token")
+        assert (await mesh.http.get("/v1/models")).status_code == 200

@@ -1,0 +1,159 @@
+"""Answers: chunks of a stream and whole objects say the same, and failures speak of the caller's fields."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from facade.translate.answers import Head
+from facade.translate.failures import error_of, rest_field
+from facade.translate.stream import DONE, ChatStream, CompletionStream
+from facade.translate.whole import WholeChat, WholeCompletion
+from omniserve.llm.v1 import llm_pb2
+from services.kit.errors import Reason
+
+HEAD = Head("chatcmpl-1", 1_700_000_000, 'a "model"', choices=2)
+END = llm_pb2.Done(usage=llm_pb2.Usage(prompt_tokens=4, completion_tokens=6, cached_tokens=1, reasoning_tokens=2))
+
+
+def output(*deltas: llm_pb2.ChoiceDelta) -> llm_pb2.Output:
+    return llm_pb2.Output(choices=deltas)
+
+
+def events(raw: bytes) -> list[dict]:
+    assert raw.endswith(b"\n\n") or not raw
+    return [json.loads(line.removeprefix(b"data: ")) for line in raw.split(b"\n\n") if line and line + b"\n\n" != DONE]
+
+
+deltas = st.builds(
+    llm_pb2.ChoiceDelta,
+    index=st.integers(0, 1),
+    text=st.text(max_size=12),
+    reasoning=st.sampled_from(["", "hm\n"]),
+    logprobs=st.just([])
+    | st.builds(lambda text: [llm_pb2.TokenLogprob(token=text, raw=text.encode(), logprob=-1)], st.text(max_size=3)),
+)
+
+
+@given(st.lists(deltas, max_size=12))
+def test_a_streamed_chat_says_what_a_whole_one_says(pieces):
+    stream, whole = ChatStream(HEAD, include_usage=True), WholeChat(HEAD)
+    ends = [llm_pb2.ChoiceDelta(index=index, finish_reason=llm_pb2.FINISH_REASON_LENGTH) for index in (0, 1)]
+    raw = b""
+    for piece in [*pieces, *ends]:
+        raw += stream.output(0, output(piece))
+        whole.output(0, output(piece))
+    raw += stream.done(0, END) + stream.end()
+    whole.done(0, END)
+    assert raw.endswith(DONE)
+    told = {0: ["", "", [], None], 1: ["", "", [], None]}
+    for event in events(raw):
+        assert (event["id"], event["created"], event["model"]) == (HEAD.id, HEAD.created, HEAD.model)
+        for choice in event["choices"]:
+            mine = told[choice["index"]]
+            mine[0] += choice["delta"].get("content", "")
+            mine[1] += choice["delta"].get("reasoning_content", "")
+            mine[2] += (choice["logprobs"] or {"content": []})["content"]
+            mine[3] = choice["finish_reason"] or mine[3]
+    result = whole.result()
+    for choice in result["choices"]:
+        message = choice["message"]
+        logprobs = (choice["logprobs"] or {"content": []})["content"]
+        expected = [message["content"], message.get("reasoning_content", ""), logprobs, choice["finish_reason"]]
+        assert told[choice["index"]] == expected
+    assert events(raw)[-1]["usage"] == result["usage"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), deltas), max_size=12))
+def test_streamed_completions_say_what_whole_ones_say(pieces):
+    stream, whole = CompletionStream(HEAD, include_usage=False), WholeCompletion(HEAD)
+    raw = b""
+    for prompt, piece in pieces:
+        raw += stream.output(prompt, output(piece))
+        whole.output(prompt, output(piece))
+    for prompt in range(3):
+        raw += stream.done(prompt, END)
+        whole.done(prompt, END)
+    texts: dict[int, str] = {}
+    for event in events(raw + stream.end()):
+        assert "usage" not in event
+        for choice in event["choices"]:
+            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    assert texts == {each["index"]: each["text"] for each in whole.result()["choices"] if each["index"] in texts}
+    assert whole.result()["usage"]["total_tokens"] == 30
+
+
+def test_the_role_comes_first_and_the_finish_reason_only_with_the_end():
+    stream = ChatStream(HEAD, include_usage=False)
+    first = events(stream.output(0, output(llm_pb2.ChoiceDelta(text="x", finish_reason=llm_pb2.FINISH_REASON_STOP))))
+    assert first[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert [event["choices"][0]["finish_reason"] for event in first] == [None, None]
+    assert [event["choices"][0]["finish_reason"] for event in events(stream.done(0, END))] == ["stop"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        (llm_pb2.FINISH_REASON_STOP, "stop"),
+        (llm_pb2.FINISH_REASON_LENGTH, "length"),
+        (llm_pb2.FINISH_REASON_TOOL_CALLS, "tool_calls"),
+        (llm_pb2.FINISH_REASON_MIN_PROBABILITY, "stop"),
+    ],
+)
+def test_every_finish_reason_has_openais_word(reason, word):
+    stream = ChatStream(HEAD, include_usage=False)
+    stream.output(0, output(llm_pb2.ChoiceDelta(finish_reason=reason)))
+    assert events(stream.done(0, END))[0]["choices"][0]["finish_reason"] == word
+
+
+def test_tool_calls_are_told_in_pieces_and_collected_whole():
+    pieces = [
+        llm_pb2.ToolCallDelta(index=0, id="c", name="f", arguments_json='{"a":'),
+        llm_pb2.ToolCallDelta(index=0, arguments_json="1}"),
+    ]
+    stream, whole = ChatStream(HEAD, include_usage=False), WholeChat(HEAD)
+    told = []
+    for piece in pieces:
+        gained = output(llm_pb2.ChoiceDelta(tool_calls=[piece]))
+        told += [event["choices"][0]["delta"].get("tool_calls") for event in events(stream.output(0, gained))]
+        whole.output(0, gained)
+    assert told[1:] == [
+        [{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":'}}],
+        [{"index": 0, "function": {"arguments": "1}"}}],
+    ]
+    message = whole.result()["choices"][0]["message"]
+    assert message["content"] is None
+    assert message["tool_calls"] == [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}]
+
+
+def test_logprobs_of_an_echoed_completion_begin_after_the_prompt():
+    whole = WholeCompletion(HEAD)
+    whole.output(0, output(llm_pb2.ChoiceDelta(text="prompt")))
+    logprob = llm_pb2.TokenLogprob(token="ab", logprob=-1)
+    whole.output(0, output(llm_pb2.ChoiceDelta(text="abab", logprobs=[logprob, logprob])))
+    assert whole.result()["choices"][0]["logprobs"]["text_offset"] == [6, 8]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("options.sampling.top_k", "top_k"),
+        ("options.limits.stop[2]", "stop[2]"),
+        ("options.n", "n"),
+        ("prompt.tokens.ids[4]", "prompt[4]"),
+        ("prompt.text", "prompt"),
+        ("messages[3].content", "messages[3].content"),
+    ],
+)
+def test_the_contracts_fields_are_told_by_the_callers_names(theirs, ours):
+    assert rest_field(theirs) == ours
+    failed = llm_pb2.Failed(reason="invalid_request", message=f"'{theirs}' is wrong", field=theirs)
+    error = error_of(failed, chat=False)
+    assert (error.field, error.message) == (ours, f"'{ours}' is wrong")
+
+
+def test_the_prompt_of_a_chat_is_its_messages():
+    failed = llm_pb2.Failed(reason="context_length_exceeded", message="9 tokens, 8 fit", field="prompt")
+    error = error_of(failed, chat=True)
+    assert (error.reason, error.field) == (Reason.CONTEXT_LENGTH_EXCEEDED, "messages")
