@@ -77,21 +77,31 @@ def describe_error(error: Mapping[str, Any], status: int | None = None) -> str:
     return f"{message} [{one_line(', '.join(details))}]" if details else message
 
 
-def get_json(client: httpx.Client, url: str, *, accept: frozenset[int] = frozenset({200})) -> Any:  # noqa: ANN401  JSON
-    """Return the decoded body of GET `url`.
+def get_object(client: httpx.Client, url: str) -> dict[str, Any]:
+    """Return the JSON object that GET `url` answers.
 
-    Raises CliError in one line: nothing answers, an error status outside `accept`, or a body that is not JSON.
+    Raises CliError in one line: nothing answers, an error status, or something else than a JSON object.
     """
     try:
         answer = client.get(url)
     except (httpx.TransportError, httpx.InvalidURL) as error:
         raise not_running(url, error) from error
-    if answer.status_code not in accept:
+    if answer.status_code != httpx.codes.OK:
         raise refusal(answer.status_code, answer.content)
+    return json_object(answer, url)
+
+
+def json_object(answer: httpx.Response, url: str) -> dict[str, Any]:
+    """Return the JSON object of an answer. Raises CliError when it is something else."""
     try:
-        return answer.json()
-    except ValueError as error:
-        raise CliError(f"{url} answers, but not with JSON: is this the mesh's address?") from error
+        decoded = answer.json()
+    except ValueError:
+        decoded = None
+    if not isinstance(decoded, dict):
+        raise CliError(
+            f"{url} answers {status_phrase(answer.status_code)}, but with no JSON object: is this the mesh's address?"
+        )
+    return decoded
 
 
 def _error_object(body: bytes) -> Mapping[str, Any] | None:

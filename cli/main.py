@@ -63,6 +63,32 @@ def root(
 
 
 @app.command()
+def status(
+    *,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url",
+            help="Address to ask.  [default: OMNISERVE_CLI_OPERATOR_URL, then OMNISERVE_CLI_URL]",
+            metavar="URL",
+        ),
+    ] = None,
+    as_json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew every two seconds.")] = False,
+) -> None:
+    """Show what runs, how busy it is, and whether all is well.
+
+    Ends with status 1 when the mesh is degraded or does not answer.
+    """
+    from cli.settings import base_url, read_settings
+    from cli.status import run
+
+    settings = read_settings()
+    urls = [url] if url else [settings.operator_url, settings.url]
+    raise typer.Exit(run([base_url(each) for each in urls], settings, as_json=as_json, watch=watch))
+
+
+@app.command()
 def chat(
     prompt: Annotated[
         str | None, typer.Argument(help="What to say. Without it: what is piped in, or a conversation on a terminal.")

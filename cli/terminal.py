@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
+    from rich.table import Table
 
 # Columns of a line that goes into a pipe.
 _UNBROKEN = 4096
@@ -50,8 +51,8 @@ def console(*, to_stderr: bool = False) -> Console:
     return Console(stderr=to_stderr, highlight=False)
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under a header, columns aligned; wide lines are not broken, so that `grep` and `awk` work."""
+def make_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return rows under a header, columns aligned, nothing in them taken for markup."""
     from rich.table import Table  # noqa: PLC0415  as above
     from rich.text import Text  # noqa: PLC0415  as above
 
@@ -59,6 +60,13 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for title in header:
         table.add_column(title, no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    return table
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; into a pipe its lines are never broken, so that `grep` and `awk` work."""
     terminal = console()
-    terminal.print(table, width=None if terminal.is_terminal else _UNBROKEN, crop=False, no_wrap=True)
+    terminal.print(
+        make_table(header, rows), width=None if terminal.is_terminal else _UNBROKEN, crop=False, no_wrap=True
+    )

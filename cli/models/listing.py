@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cli import http
 from cli.errors import CliError
 from cli.models.gguf import GgufError, read_header
-from cli.terminal import human_size, print_table, printable
+from cli.terminal import human_size, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,8 +37,7 @@ def list_served(url: str, settings: CliSettings, *, as_json: bool) -> None:
     key = settings.api_key.get_secret_value()
     headers = {"Authorization": f"Bearer {key}"} if key else None
     with http.new_client(connect_s=settings.connect_timeout_s, headers=headers) as client:
-        body = http.get_json(client, f"{url}/v1/models")
-    models = body.get("data") if isinstance(body, dict) else None
+        models = http.get_object(client, f"{url}/v1/models").get("data")
     if not isinstance(models, list):
         raise CliError(f"{url}/v1/models answers, but not with a list of models: is this the mesh's address?")
     if as_json:
@@ -54,7 +53,7 @@ def served_row(model: Mapping[str, Any]) -> tuple[str, ...]:
     extra = extra if isinstance(extra, dict) else {}
     size = extra.get("size_mib")
     state = _word(extra.get("state"))
-    cells = (
+    return (
         _word(model.get("id")),
         _word(extra.get("kind")),
         f"{state}: {extra['failure']}" if extra.get("failure") else state,
@@ -63,7 +62,6 @@ def served_row(model: Mapping[str, Any]) -> tuple[str, ...]:
         _word(extra.get("quantisation")),
         ", ".join(map(str, extra.get("capabilities") or ())) or "-",
     )
-    return tuple(printable(cell) for cell in cells)
 
 
 def _word(value: object) -> str:
@@ -100,10 +98,10 @@ def _local_model(path: Path, folder: Path) -> LocalModel:
 def _local_row(model: LocalModel) -> tuple[str, ...]:
     size = human_size(model.size_bytes)
     if model.problem:
-        return (printable(model.file), f"unusable: {printable(model.problem)}", size, "-", "-")
+        return (model.file, f"unusable: {model.problem}", size, "-", "-")
     return (
-        printable(model.file),
-        printable(_word(model.name)),
+        model.file,
+        _word(model.name),
         size,
         _word(model.quantisation),
         _word(model.context_tokens),
