@@ -30,7 +30,9 @@ def here(mesh, code: str) -> str:
 
 def environment(mesh) -> dict[str, str]:
     scripts = str(Path(sys.executable).parent)
-    return {**os.environ, **mesh.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1"}
+    address = {"OMNISERVE_CLI_URL": mesh.public_url, "OMNISERVE_CLI_OPERATOR_URL": mesh.operator_url}
+    path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, **mesh.environ, **address, "PATH": path, "NO_COLOR": "1"}
 
 
 def run(mesh, command: list[str]) -> str:
