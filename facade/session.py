@@ -124,7 +124,7 @@ class LlmSession:
         while True:
             await self._channel.channel_ready()
             heard, error = await self._serve_one_stream()
-            _log.warning("the stream to llm ended", reason=error.reason.value, message=error.message)
+            _log.warning("the stream to llm ended", reason=error.reason.value, why=error.message)
             backoff = _FIRST_BACKOFF_S if heard else min(backoff * 2, _LONGEST_BACKOFF_S)
             await asyncio.sleep(backoff)
 
