@@ -90,7 +90,11 @@ def open_door(free_ports: Callable[[int], list[int]], wait_until: Callable[..., 
         wrapper = subprocess.Popen(["bash", str(ROOT / "envoy" / "run.sh")], cwd=ROOT, env=environ)
         door = Door(wrapper, environ, state_dir)
         try:
-            wait_until(lambda: door.is_healthy() and _answers(door.facade_url), "the front door and its stand-ins")
+            wait_until(
+                lambda: _ended(wrapper, behind) or (door.is_healthy() and _answers(door.facade_url)),
+                "the front door and its stand-ins",
+            )
+            assert not _ended(wrapper, behind), f"ended by themselves: {_ended(wrapper, behind)}"
             yield door
         finally:
             for process in (wrapper, behind):
@@ -101,6 +105,10 @@ def open_door(free_ports: Callable[[int], list[int]], wait_until: Callable[..., 
             behind.wait(10)
 
     return opened
+
+
+def _ended(*processes: "subprocess.Popen[bytes]") -> list[object]:
+    return [process.args for process in processes if process.poll() is not None]
 
 
 def _answers(url: str) -> bool:

@@ -106,6 +106,19 @@ def test_a_grpc_web_call_from_a_browser_is_answered(door):
     assert b"grpc-status:0" in trailer.replace(b" ", b"")
 
 
+def test_a_dead_service_is_unavailable_with_a_plain_sentence(open_door, tmp_path, free_ports):
+    nowhere = f"127.0.0.1:{free_ports(1)[0]}"
+    with (
+        open_door(tmp_path, OMNISERVE_LLM_ADDRESS=nowhere) as door,
+        grpc.insecure_channel(door.public_target) as channel,
+        pytest.raises(grpc.RpcError) as failure,
+    ):
+        llm_pb2_grpc.LlmServiceStub(channel).ListModels(llm_pb2.ListModelsRequest(), timeout=20)
+    assert failure.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert failure.value.details()
+    assert "{" not in failure.value.details()
+
+
 def test_plain_http_cannot_reach_a_service_over_http_1(door):
     response = httpx.post(
         f"{door.public_url}{LIST_MODELS}", headers={"content-type": "application/json"}, content=b"{}"
