@@ -302,7 +302,7 @@ def _bad_values(cls: type[ServiceSettings], error: ValidationError, environ: Map
     for item in error.errors(include_url=False, include_context=False):
         each = by_field[str(item["loc"][0])] if item["loc"] else None
         if each is None:  # a rule over several knobs: the validator's sentence names them
-            problems.append(f"{cls.__name__}: {item['msg']}")
+            problems.append(f"{cls.__name__}: {item['msg'].removeprefix('Value error, ')}")
             continue
         name = next((name for name in each.names if environ.get(name)), each.name)
         value = "" if each.secret else f" {environ.get(name, '')!r}:"

@@ -83,10 +83,10 @@ def open_door(free_ports: Callable[[int], list[int]], wait_until: Callable[..., 
             **overrides,
         }
         ports = ["--facade", str(facade), "--llm", str(llm), "--admission", str(admission)]
+        subprocess.run([sys.executable, "-m", "deploy.edge"], cwd=ROOT, env=environ, check=True, capture_output=True)
         behind = subprocess.Popen(
             [sys.executable, str(HERE / "stand_ins.py"), *ports, "--state-dir", str(state_dir)], cwd=ROOT, env=environ
         )
-        subprocess.run([sys.executable, "-m", "deploy.edge"], cwd=ROOT, env=environ, check=True, capture_output=True)
         wrapper = subprocess.Popen(["bash", str(ROOT / "envoy" / "run.sh")], cwd=ROOT, env=environ)
         door = Door(wrapper, environ, state_dir)
         try:
