@@ -63,7 +63,13 @@ class Session:
         number = start.request
         if number in self._running:
             raise DomainError(Reason.INVALID_REQUEST, f"request {number} is running already", field="start.request")
-        self._running[number] = tasks.create_task(self._run(start), name=f"request {number}")
+        task = self._running[number] = tasks.create_task(self._run(start), name=f"request {number}")
+        # Not in the task's own `finally`: a request that is cancelled before its first step never gets there.
+        task.add_done_callback(lambda _: self._ended(number))
+
+    def _ended(self, number: int) -> None:
+        del self._running[number]
+        self._close_if_idle()
 
     def _cancel(self, number: int) -> None:
         task = self._running.get(number)
@@ -82,8 +88,6 @@ class Session:
             port.failed(found or DomainError(Reason.INTERNAL, "an unexpected error; the log has it by the request id"))
         finally:
             trace_context.detach(token)
-            del self._running[start.request]
-            self._close_if_idle()
 
 
 def _work(start: pb.StartGeneration) -> Work:
