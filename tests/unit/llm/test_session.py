@@ -4,7 +4,6 @@ import asyncio
 from types import SimpleNamespace
 
 from omniserve.llm.v1 import llm_pb2 as pb
-
 from services.llm.session import Session
 
 
