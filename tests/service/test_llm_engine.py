@@ -23,8 +23,9 @@ from services.llm.core.wire import (
     Xtc,
     pack_tokens,
 )
+from services.llm.host.context import Context
 from services.llm.host.engine import Engine
-from services.llm.host.llama import Context, Model, start_backend
+from services.llm.host.llama import Model, start_backend
 
 GREEDY = Sampling(temperature=0.0)
 SLOTS = 16
@@ -94,7 +95,7 @@ class Driver:
         return self.texts[request, 0]
 
     def idle(self) -> bool:
-        return not (self.engine._active or self.engine._waiting or self.engine._suspended)
+        return self.engine._roster.idle
 
 
 def make(model: Model, *, cells: int = 8192, slots: int = SLOTS, batch: int = 512, warm: int = 16) -> Driver:
@@ -147,10 +148,9 @@ def shared(model: Model) -> Driver:
 def driver(shared: Driver) -> Iterator[Driver]:
     yield shared
     shared.until(shared.idle)
-    while len(shared.engine._warm):
-        shared.engine._forget(shared.engine._warm.drop_oldest())
-    assert shared.engine._cells.used == 0, "cells leaked"
-    assert len(shared.engine._numbers) == SLOTS + 16, "sequence numbers leaked"
+    shared.engine._roster.forget_warm()
+    assert shared.engine._roster.cells.used == 0, "cells leaked"
+    assert len(shared.engine._roster._numbers) == SLOTS + 16, "sequence numbers leaked"
 
 
 def chat(question: str) -> str:
@@ -193,7 +193,7 @@ def test_sixteen_at_once_say_what_each_says_alone(driver: Driver) -> None:
 def test_sixteen_share_each_step(driver: Driver) -> None:
     requests = [driver.submit(FRANCE, max_tokens=4, ignore_eos=True) for _ in range(SLOTS)]
     driver.turn()
-    assert [s.pending is not None for s in driver.engine._active] == [True] * SLOTS
+    assert [s.pending is not None for s in driver.engine._roster.active] == [True] * SLOTS
     before = driver.counters.steps
     decoded = driver.counters.decode_tokens
     driver.turn()
@@ -205,10 +205,10 @@ def test_sixteen_share_each_step(driver: Driver) -> None:
 def test_a_cancelled_answer_frees_its_sequence_within_one_step(driver: Driver) -> None:
     kept = driver.submit(FRANCE, max_tokens=40, ignore_eos=True)
     dropped = driver.submit(FRANCE, max_tokens=400, ignore_eos=True)
-    driver.until(lambda: len([s for s in driver.engine._active if s.generated]) == 2)
+    driver.until(lambda: len([s for s in driver.engine._roster.active if s.generated]) == 2)
     driver.engine.tell(Cancel(dropped))
     driver.turn()
-    assert [s.submit.request for s in driver.engine._active] == [kept]
+    assert [s.submit.request for s in driver.engine._roster.active] == [kept]
     assert (dropped, 0) not in driver.finished
 
 
@@ -216,17 +216,17 @@ def test_a_cancelled_prompt_frees_its_sequence_within_one_step(driver: Driver) -
     running = driver.submit(FRANCE, max_tokens=60, ignore_eos=True)
     driver.until(lambda: driver.texts.get((running, 0)))
     long = driver.submit("word " * 600, max_tokens=1)
-    driver.until(lambda: any(s.prefilling and s.computed > 0 for s in driver.engine._active))
+    driver.until(lambda: any(s.prefilling and s.computed > 0 for s in driver.engine._roster.active))
     driver.engine.tell(Cancel(long))
     driver.turn()
-    assert [s.submit.request for s in driver.engine._active] == [running]
+    assert [s.submit.request for s in driver.engine._roster.active] == [running]
 
 
 def test_a_waiting_request_that_is_cancelled_never_takes_a_slot(driver: Driver) -> None:
     running = [driver.submit(FRANCE, max_tokens=6, ignore_eos=True) for _ in range(SLOTS)]
     waiting = driver.submit(FRANCE, max_tokens=6)
     driver.turn()
-    assert len(driver.engine._waiting) == 1
+    assert len(driver.engine._roster.waiting) == 1
     driver.engine.tell(Cancel(waiting))
     driver.until(lambda: all((request, 0) in driver.finished for request in running))
     assert (waiting, 0) not in driver.finished
@@ -253,7 +253,7 @@ def test_what_comes_while_a_step_runs_is_in_the_next(driver: Driver) -> None:
     driver.until(lambda: driver.texts.get((first, 0)))
     second = driver.submit(FRANCE, max_tokens=2)
     driver.turn()
-    assert {s.submit.request for s in driver.engine._active} == {first, second}
+    assert {s.submit.request for s in driver.engine._roster.active} == {first, second}
 
 
 def test_a_prompt_beside_running_answers_comes_in_pieces(driver: Driver) -> None:
@@ -306,7 +306,7 @@ def test_an_edit_in_the_middle_shares_only_what_comes_before_it(driver: Driver) 
 
 def test_who_asks_for_no_reuse_leaves_nothing_and_takes_nothing(driver: Driver) -> None:
     driver.run(FRANCE, reuse=False)
-    assert driver.engine._cells.used == 0
+    assert driver.engine._roster.cells.used == 0
     driver.run(FRANCE, reuse=True)
     request = driver.submit(FRANCE, reuse=False)
     driver.until(lambda: (request, 0) in driver.finished)
@@ -440,7 +440,7 @@ def test_when_cells_run_out_the_newest_gives_way_and_comes_back_to_the_same_answ
     # Cells come back byte for byte; rounding may differ where other sequences shared a step, so the beginnings are compared.
     for request, text in zip(requests, alone, strict=True):
         assert small.texts[request, 0][:20] == text[:20]
-    assert small.engine._cells.used == 0
+    assert small.engine._roster.cells.used == 0
 
 
 def test_the_important_ones_are_not_the_ones_that_give_way(model: Model) -> None:
@@ -450,6 +450,6 @@ def test_the_important_ones_are_not_the_ones_that_give_way(model: Model) -> None
     suspended: set[int] = set()
     while not all((request, 0) in small.finished for request in (paid, *free)):
         small.turn()
-        suspended |= {s.submit.request for s in small.engine._suspended}
+        suspended |= {s.submit.request for s in small.engine._roster.suspended}
     assert suspended
     assert paid not in suspended

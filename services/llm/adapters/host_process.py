@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 import msgspec
 
 from services.kit import telemetry
-from services.llm.core.wire import Frames, WireError, encode
+from services.llm.core.framing import Frames, WireError, encode
 
 M = TypeVar("M")
 

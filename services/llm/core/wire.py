@@ -1,19 +1,14 @@
-"""What service and host processes say to each other: MessagePack messages, each behind its length, over a socket pair.
+"""What service and host processes say to each other.
 
 Tokens travel as the raw bytes of little-endian 32-bit integers. Messages are arrays, not maps, and a step's outputs come
 in one message, so that the engine thread spends microseconds on them.
 """
 
-import struct
-from collections.abc import Iterator
-from typing import Any, Final, Generic, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-
-MAX_MESSAGE_BYTES: Final = 256 * 1024 * 1024
-_LENGTH: Final = struct.Struct("<I")
 
 
 class Dry(msgspec.Struct, frozen=True, array_like=True):
@@ -303,52 +298,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 ToText = TextConfig | Render | Tokenize | Pieces
 FromText = TextReady | LoadFailed | Tokenized | Spelled | Refused
 
-# ---- framing -------------------------------------------------------------------------------------------------
-
-_encoder = msgspec.msgpack.Encoder()
-M = TypeVar("M")
-
-
-class WireError(Exception):
-    """The peer sent what is no message of the protocol."""
-
-
-def encode(message: msgspec.Struct) -> bytes:
-    """Return a message with its length in front."""
-    body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
-
-
-class Frames(Generic[M]):
-    """Takes bytes as they arrive and gives whole messages of one type."""
-
-    def __init__(self, kind: Any) -> None:  # noqa: ANN401 - a union of message types
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
-        self._bytes = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[M]:
-        """Yield the messages that are whole now. Raises WireError on anything else."""
-        self._bytes += data
-        at = 0
-        try:
-            while len(self._bytes) - at >= _LENGTH.size:
-                (length,) = _LENGTH.unpack_from(self._bytes, at)
-                if length > MAX_MESSAGE_BYTES:
-                    raise WireError(f"a message of {length} bytes; the most is {MAX_MESSAGE_BYTES}")
-                end = at + _LENGTH.size + length
-                if end > len(self._bytes):
-                    break
-                body = bytes(memoryview(self._bytes)[at + _LENGTH.size : end])
-                at = end
-                yield self._decode(body)
-        finally:
-            del self._bytes[:at]
-
-    def _decode(self, body: bytes) -> M:
-        try:
-            return self._decoder.decode(body)
-        except msgspec.DecodeError as error:
-            raise WireError(f"no message of the protocol: {error}") from error
+# ---- tokens --------------------------------------------------------------------------------------------------
 
 
 def pack_tokens(tokens: Any) -> bytes:  # noqa: ANN401 - a sequence or an array of integers

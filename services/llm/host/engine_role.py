@@ -7,10 +7,12 @@ import traceback
 from pathlib import Path
 from typing import Final
 
+from services.llm.core.framing import Frames
 from services.llm.core.placement import Placed, PlacementError, place
-from services.llm.core.wire import EngineConfig, Frames, LoadFailed, Loading, Ready, ToEngine
+from services.llm.core.wire import EngineConfig, LoadFailed, Loading, Ready, ToEngine
+from services.llm.host.context import Context
 from services.llm.host.engine import Engine
-from services.llm.host.llama import Context, LlamaError, Model, gpus, start_backend, stop_listening
+from services.llm.host.llama import LlamaError, Model, gpus, start_backend, stop_listening
 from services.llm.host.pipe import Pipe
 
 _MIB: Final = 1024 * 1024

@@ -10,7 +10,8 @@ import numpy as np
 from services.llm.core import choose
 from services.llm.core.choose import Floats, Scratch
 from services.llm.core.wire import Dry, Limits, Sampling
-from services.llm.host.llama import Chain, Context, Tokens, Vocabulary
+from services.llm.host.context import Chain, Context, Tokens
+from services.llm.host.llama import Vocabulary
 
 _SEEDS: Final = 2**32 - 1  # llama.cpp reads the largest 32-bit number as "random"
 _MIROSTAT_CANDIDATES: Final = 100

@@ -10,7 +10,8 @@ from services.llm.core.room import Claim
 from services.llm.core.stops import StopMatcher
 from services.llm.core.utf8 import Utf8Stream
 from services.llm.core.wire import Delta, Finish, Logprob, Submit
-from services.llm.host.llama import Tokens, Vocabulary
+from services.llm.host.context import Tokens
+from services.llm.host.llama import Vocabulary
 
 if TYPE_CHECKING:
     from services.llm.host.sampling import Chooser

@@ -9,8 +9,8 @@ import resource
 import signal
 from typing import Final
 
+from services.llm.core.framing import Frames
 from services.llm.core.wire import (
-    Frames,
     LoadFailed,
     Pieces,
     Refused,

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.llm.core.framing import Frames, WireError, encode
 from services.llm.core.wire import (
     Cancel,
     Counters,
     Delta,
     Finish,
-    Frames,
     FromEngine,
     Limits,
     Logprob,
@@ -19,8 +19,6 @@ from services.llm.core.wire import (
     Step,
     Submit,
     ToEngine,
-    WireError,
-    encode,
     pack_tokens,
     unpack_tokens,
 )

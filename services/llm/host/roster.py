@@ -1,0 +1,217 @@
+"""Who runs: requests that wait, sequences that are computed, those that had to give way, and warm prefixes.
+
+Keeps llama.cpp's memory and our count of its cells in step.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from services.llm.core import room
+from services.llm.core.cells import Cells
+from services.llm.core.prefix import Source, WarmPrefixes, longest_match
+from services.llm.core.wire import Counters, Failure, Submit, unpack_tokens
+from services.llm.host.context import Context
+from services.llm.host.llama import LlamaError
+from services.llm.host.sampling import Chooser
+from services.llm.host.sequence import NO_CELLS, Sequence
+
+LEAST_SHARED: Final = 16
+"""Shorter beginnings are computed again: looking after them costs more."""
+RESUME_MARGIN: Final = 32
+"""Free cells per sequence before a suspended one comes back, so that it is not sent away again at once."""
+
+
+class Roster:
+    """The sequences of an engine. `shares`: whether the model's memory lets sequences share their beginnings."""
+
+    def __init__(
+        self,
+        context: Context,
+        counters: Counters,
+        chooser: Callable[[Sequence], Chooser],
+        *,
+        slots: int,
+        warm_sequences: int,
+        shares: bool,
+    ) -> None:
+        self.active: list[Sequence] = []
+        self.suspended: list[Sequence] = []
+        self.waiting: deque[Sequence] = deque()
+        self.warm = WarmPrefixes(warm_sequences if shares else 0)
+        self.cells = Cells(context.cells)
+        self.failures: list[Failure] = []
+        self._context = context
+        self._counters = counters
+        self._chooser = chooser
+        self._slots = slots
+        self._shares = shares
+        self._numbers = list(range(slots + warm_sequences))
+        self._arrivals = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.active or self.waiting or self.suspended)
+
+    def enqueue(self, submit: Submit) -> None:
+        """Let a request wait for its turn."""
+        self._counters.requests += 1
+        prompt = unpack_tokens(submit.prompt)
+        leader: Sequence | None = None
+        for choice in range(submit.choices):
+            sequence = Sequence(submit, prompt, choice=choice, arrival=self._arrivals, leader=leader)
+            self.waiting.append(sequence)
+            leader = leader or sequence
+        self._arrivals += 1
+
+    def drop(self, request: int) -> bool:
+        """Take a request out, wherever it is; False when it is not here."""
+        gone = [s for s in (*self.active, *self.suspended, *self.waiting) if s.submit.request == request]
+        for sequence in gone:
+            self.leave(sequence)
+        self.waiting = deque(s for s in self.waiting if s.submit.request != request)
+        return bool(gone)
+
+    def start_waiting(self) -> None:
+        """Let sequences begin or come back as long as there are slots and cells; nobody is overtaken."""
+        while self.suspended and len(self.active) < self._slots:
+            sequence = self.suspended[room.comes_back([s.claim for s in self.suspended])]
+            if not self._resume(sequence):
+                return
+        if self.suspended:
+            return
+        held: list[Sequence] = []
+        while self.waiting and len(self.active) < self._slots:
+            sequence = self.waiting.popleft()
+            if _needs_its_leader(sequence):
+                held.append(sequence)
+            elif not self._begin(sequence):
+                held.append(sequence)
+                break
+        self.waiting.extendleft(reversed(held))
+
+    def make_room(self, tokens: int) -> bool:
+        """Drop warm prefixes, oldest first, until `tokens` cells are free; False when that is not enough."""
+        while self.cells.free < tokens and len(self.warm):
+            self._forget(self.warm.drop_oldest())
+        return self.cells.free >= tokens
+
+    def suspend_one(self) -> None:
+        """Move the sequence that gives way to host memory."""
+        sequence = self.active[room.gives_way([s.claim for s in self.active])]
+        self.active.remove(sequence)
+        sequence.saved = self._context.save(sequence.cells) if sequence.computed else b""
+        self._forget(sequence.cells)
+        sequence.cells = NO_CELLS
+        self.suspended.append(sequence)
+        self._counters.preemptions += 1
+
+    def free_something(self) -> None:
+        """Make room although by our count there is some: llama.cpp knows better. Raises LlamaError when nothing is left."""
+        if len(self.warm):
+            self._forget(self.warm.drop_oldest())
+        elif len(self.active) > 1:
+            self.suspend_one()
+        else:
+            raise LlamaError(f"a lone sequence does not fit into {self.cells.capacity} cells")
+
+    def computed(self, sequence: Sequence, tokens: int) -> None:
+        """Note that a step has computed tokens of a sequence."""
+        sequence.computed += tokens
+        self.cells.extend(sequence.cells, tokens)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Take a sequence out, however far it got; what it computed stays warm if it may."""
+        if sequence in self.active:
+            self.active.remove(sequence)
+        if sequence in self.suspended:
+            self.suspended.remove(sequence)
+        if sequence.chooser is not None:
+            sequence.chooser.close()
+            sequence.chooser = None
+        sequence.saved = None
+        if sequence.cells == NO_CELLS:
+            return
+        number, sequence.cells = sequence.cells, NO_CELLS
+        if sequence.submit.reuse and sequence.computed >= LEAST_SHARED:
+            for each in self.warm.keep(number, sequence.computed_tokens()):
+                self._forget(each)
+        else:
+            self._forget(number)
+
+    def forget_warm(self) -> None:
+        """Drop every warm prefix."""
+        while len(self.warm):
+            self._forget(self.warm.drop_oldest())
+
+    def _begin(self, sequence: Sequence) -> bool:
+        """Give a sequence its number, its warm beginning and its chooser; False when there is no room now."""
+        number = self._take_number()
+        least = 1 if sequence.leader is not None else LEAST_SHARED
+        match = longest_match(sequence.prompt, self._sources(sequence), least=least)
+        if match is not None:
+            self._context.share(match.sequence, number, match.length)
+            self.cells.share(match.sequence, number, match.length)
+            self.warm.touch(match.sequence)
+            sequence.computed = match.length
+        if not self.make_room(len(sequence.prompt) - sequence.computed + 1) and self.active:
+            self._forget(number)
+            sequence.computed = 0
+            return False
+        try:
+            sequence.chooser = self._chooser(sequence)
+        except LlamaError as error:
+            self._forget(number)
+            self.drop(sequence.submit.request)
+            self.failures.append(Failure(sequence.submit.request, "invalid_request", str(error), "options.sampling"))
+            return True
+        sequence.cells = number
+        sequence.cached = sequence.computed
+        self._counters.cached_tokens += sequence.computed
+        self.active.append(sequence)
+        return True
+
+    def _resume(self, sequence: Sequence) -> bool:
+        margin = RESUME_MARGIN * (len(self.active) + 1)
+        if not self.make_room(sequence.computed + margin) and self.active:
+            return False
+        number = self._take_number()
+        if sequence.saved and not self._context.restore(number, sequence.saved):
+            self._forget(number)
+            if not self.active:
+                raise LlamaError(f"a suspended sequence of {sequence.computed} tokens does not fit into an empty cache")
+            return False
+        self.cells.extend(number, sequence.computed)
+        sequence.cells, sequence.saved = number, None
+        self.suspended.remove(sequence)
+        self.active.append(sequence)
+        return True
+
+    def _sources(self, sequence: Sequence) -> Iterable[Source]:
+        """Return the sequences whose beginning this one may share, best guess first."""
+        if not self._shares:
+            return
+        if sequence.submit.reuse:
+            yield from self.warm.sources()
+        for other in self.active:
+            same_request = other.submit.request == sequence.submit.request
+            if same_request or (sequence.submit.reuse and other.submit.reuse):
+                yield Source(other.cells, other.prompt[: other.computed])
+
+    def _take_number(self) -> int:
+        if not self._numbers:
+            self._forget(self.warm.drop_oldest())
+        return self._numbers.pop()
+
+    def _forget(self, number: int) -> None:
+        """Empty a sequence of the cache and give its number back."""
+        self._context.cut(number, 0)
+        self.cells.cut(number, 0)
+        self._numbers.append(number)
+
+
+def _needs_its_leader(sequence: Sequence) -> bool:
+    """Return whether its prompt is still being computed by the request's first choice."""
+    leader = sequence.leader
+    return leader is not None and leader.finish is None and (leader.cells == NO_CELLS or leader.prefilling)
