@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-# Columns of a line that goes into a pipe.
+# Columns that no line of a table has.
 _UNBROKEN = 4096
 # Everything below space but tab and newline, delete, and the eight-bit controls: a model's answer, or an error from
 # far away, must not drive the terminal.
@@ -44,11 +44,11 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def console(*, to_stderr: bool = False) -> Console:
-    """Return a rich console on standard output, or on standard error."""
+def console(*, to_stderr: bool = False, width: int | None = None) -> Console:
+    """Return a rich console on standard output, or on standard error; `width` in columns, absent for the terminal's."""
     from rich.console import Console  # noqa: PLC0415  rich costs more than many commands need
 
-    return Console(stderr=to_stderr, highlight=False)
+    return Console(stderr=to_stderr, highlight=False, width=width)
 
 
 def make_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -65,8 +65,5 @@ def make_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; into a pipe its lines are never broken, so that `grep` and `awk` work."""
-    terminal = console()
-    terminal.print(
-        make_table(header, rows), width=None if terminal.is_terminal else _UNBROKEN, crop=False, no_wrap=True
-    )
+    """Print a table with its lines whole: a narrow terminal wraps them, and `grep` and `awk` see what belongs together."""
+    console(width=_UNBROKEN).print(make_table(header, rows), soft_wrap=True)

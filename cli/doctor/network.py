@@ -27,8 +27,9 @@ _MODULE = re.compile(r"services\.[a-z_]+(\.host)?|facade")
 
 def belongs_to_mesh(name: str, arguments: Sequence[str], folder: Path, root: Path) -> bool:
     """Return whether a process is one of the mesh's, run in the checkout at `root`, or forwards to a container."""
-    is_module = any(_MODULE.fullmatch(argument) for argument in arguments)
-    return name == _CONTAINER_FORWARDER or (folder == root and (is_module or name == "envoy"))
+    # A service renames its process as soon as it is up; until then its arguments tell.
+    known = name == "envoy" or name.startswith("omniserve-") or any(_MODULE.fullmatch(each) for each in arguments)
+    return name == _CONTAINER_FORWARDER or (folder == root and known)
 
 
 def look_at(port: PortSeen, host: str, *, root: Path) -> PortSeen:

@@ -2,6 +2,9 @@
 
 import json
 import os
+import pty
+import select
+import signal
 import subprocess
 import sys
 import threading
@@ -108,6 +111,29 @@ def test_a_degraded_mesh_is_shown_and_is_exit_status_1(door, omniserve):
     assert done.returncode == 1
     assert "not serving" in done.stdout
     assert done.stderr.startswith("omniserve: degraded: llm is not serving; ")
+
+
+def test_a_watcher_sees_the_mesh_change_until_ctrl_c(door):
+    master, slave = pty.openpty()
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "160"}
+    command = [sys.executable, "-m", "cli.main", "status", "--watch", "--url", door.url]
+    with subprocess.Popen(command, env=environ, stdin=slave, stdout=slave, stderr=slave) as watcher:
+        read_until(master, "all is well")
+        door.answers["/health"] = (200, {"status": "degraded", "services": {"llm": {"status": "unreachable"}}})
+        read_until(master, "degraded: llm is unreachable")
+        door.answers["/health"] = (503, {"error": {"message": "It may be starting.", "reason": "no_capacity"}})
+        read_until(master, "It may be starting.")
+        watcher.send_signal(signal.SIGINT)
+        assert watcher.wait(30) == 0
+    os.close(slave)
+    os.close(master)
+
+
+def read_until(terminal: int, text: str) -> None:
+    screen = ""
+    while text not in screen:
+        assert select.select([terminal], [], [], 30)[0], f"{text!r} never came: {screen!r}"
+        screen += os.read(terminal, 65536).decode(errors="replace")
 
 
 def test_json_is_the_meshs_own_answer(door, omniserve):

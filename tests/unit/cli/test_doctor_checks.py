@@ -230,6 +230,8 @@ ROOT = Path("/srv/omniserve")
     [
         ("python3", ["python", "-m", "services.llm"], ROOT, True),
         ("python3", ["python", "-m", "facade"], ROOT, True),
+        ("omniserve-llm", ["omniserve-llm"], ROOT, True),
+        ("omniserve-llm", ["omniserve-llm"], Path("/srv/other"), False),
         ("envoy", ["envoy", "-c", "x"], ROOT, True),
         ("docker-proxy", ["docker-proxy"], Path("/"), True),
         ("python3", ["python", "-m", "http.server"], ROOT, False),
