@@ -98,6 +98,14 @@ wheels: $(VENV)/.installed ## Put the compiled engine wheel into build/wheels, s
 compose-test: setup wheels ## Build and start the compose file for real, chat through it, find the trace, remove it.
 	$(BIN)/python -m deploy.docker.compose_test
 
+.PHONY: bench
+bench: setup ## Measure: the whole path against llama-server, cancellation, the scheduler, time to ready.
+	$(BIN)/python -m bench.llm.peer
+	$(BIN)/python -m bench.llm.run
+	$(BIN)/python -m bench.llm.cancel
+	$(BIN)/python -m bench.admission.scheduler
+	$(BIN)/python -m bench.ready
+
 .PHONY: clean
 clean: ## Remove what builds and tests leave; the virtual environment and run-time state stay.
 	rm -rf build $(GEN) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
