@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from cli.chat.stream import Usage
 
 
+_WORTH_TELLING_MS = 10
+
+
 @dataclass
 class Stopwatch:
     """Times of one answer in seconds of one monotonic clock; None until it happened."""
@@ -37,6 +40,6 @@ def describe(watch: Stopwatch, usage: Usage | None) -> str:
         if usage.completion_tokens > 1 and seconds > 0
         else ""
     )
-    queued = f" ({usage.queue_ms / 1000:.2f} s queued)" if usage.queue_ms else ""
+    queued = f" ({usage.queue_ms / 1000:.2f} s queued)" if usage.queue_ms >= _WORTH_TELLING_MS else ""
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
     return f"{usage.completion_tokens} tokens{rate}, {first}{queued}, prompt {usage.prompt_tokens} tokens{cached}"
