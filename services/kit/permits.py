@@ -7,12 +7,19 @@
 A permit lasts as long as its block, however it is left. When admission is gone, running work goes on: the session
 reconnects and brings along what it holds; whoever waits claims the old place in the line. Only who finds nobody to ask
 for `patience_s` is refused with `admission_unavailable`.
+
+Who must load a model first steps out of the line meanwhile, so that a cold model blocks nobody:
+
+    async with permits.ask(...) as asking:
+        asking.park()
+        ...  # load, under a permit of the loader's own
+        asking.ready()
+        permit = await asking.granted()
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 import grpc.aio
@@ -20,16 +27,17 @@ import grpc.aio
 from omniserve.admission.v1 import admission_pb2 as pb
 from omniserve.admission.v1 import admission_pb2_grpc
 from services.kit import telemetry
+from services.kit.asking import Asking, OnQueued, Permit
 from services.kit.errors import DomainError, Reason, from_rpc_error
 from services.kit.owner import Owner
+from services.kit.processes import own_identity
 
-__all__ = ["Permit", "PermitClient"]
-
-OnQueued = Callable[[int, int | None], None]
-"""Told the place in the line (1 is next) and the expected wait in milliseconds, None while it is unknown."""
+__all__ = ["Asking", "Permit", "PermitClient", "identity_in"]
 
 FIRST_BACKOFF_S: Final = 0.05
 MOST_BACKOFF_S: Final = 1.0
+GOODBYE_S: Final = 1.0
+"""How long admission may take to hear that the session is over before the connection is simply dropped."""
 
 _TIERS: Final = {
     "background": pb.TIER_BACKGROUND,
@@ -37,38 +45,20 @@ _TIERS: Final = {
     "sub": pb.TIER_SUB,
     "paid": pb.TIER_PAID,
 }
-_REASONS: Final = {reason.value: reason for reason in Reason}
 
 _log = telemetry.logger(__name__)
 
 
-@dataclass(slots=True)
-class Permit:
-    """A permit that is held. `yield_requested` is set when somebody better waits and this one is background."""
-
-    permit_id: str = ""
-    pool: str = ""
-    units: int = 0
-    waited_ms: int = 0
-    yield_requested: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(slots=True)
-class _Asking:
-    """An ask that waits or whose permit is held."""
-
-    ask: pb.Ask
-    on_queued: OnQueued | None
-    answer: asyncio.Future[Permit | DomainError]
-    permit: Permit = field(default_factory=Permit)
-    held: bool = False
+def identity_in(session_id: str) -> str:
+    """Return the identity (see processes.py) of the process whose PermitClient uses this session id, or ""."""
+    return session_id.rpartition("@")[2] if "@" in session_id else ""
 
 
 class PermitClient:
     """The process's session with admission. Use as a context manager; `owner` runs its one task.
 
-    `session_id`: unique for this process, the same over reconnects. `patience_s`: how long an ask waits for a
-    connection before it is refused.
+    `session_id`: unique for this process, the same over reconnects; the process's identity is added to it, so that
+    admission knows when it is dead. `patience_s`: how long an ask waits for a connection before it is refused.
     """
 
     def __init__(
@@ -76,14 +66,15 @@ class PermitClient:
     ) -> None:
         self._stub = admission_pb2_grpc.AdmissionServiceStub(channel)
         self._service = service
-        self._session_id = session_id
+        self._session_id = f"{session_id}@{own_identity()}"
         self._owner = owner
         self._patience_s = patience_s
-        self._asking: dict[int, _Asking] = {}
+        self._asking: dict[int, Asking] = {}
         self._last_ask = 0
-        self._outgoing: asyncio.Queue[pb.SessionRequest] | None = None
+        self._outgoing: asyncio.Queue[pb.SessionRequest | None] | None = None
         self._connected = asyncio.Event()
         self._loss: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._closing = False
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -91,9 +82,14 @@ class PermitClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        self._closing = True
+        if self._task is None:
+            return
+        if self._outgoing is not None:
+            self._outgoing.put_nowait(None)
+            await asyncio.wait([self._task], timeout=GOODBYE_S)
+        self._task.cancel()
+        await asyncio.wait([self._task])
 
     @property
     def connected(self) -> bool:
@@ -116,13 +112,43 @@ class PermitClient:
         may_wait: bool = True,
         wait_ms: int | None = None,
         units: int | None = None,
+        pool: str | None = None,
         on_queued: OnQueued | None = None,
     ) -> AsyncIterator[Permit]:
-        """Wait for a permit and hold it for the length of the block.
+        """Wait for a permit and hold it for the length of the block; arguments and errors as for `ask`."""
+        async with self.ask(
+            modality=modality,
+            tier=tier,
+            principal=principal,
+            request_id=request_id,
+            may_wait=may_wait,
+            wait_ms=wait_ms,
+            units=units,
+            pool=pool,
+            on_queued=on_queued,
+        ) as asking:
+            yield await asking.granted()
+
+    @asynccontextmanager
+    async def ask(
+        self,
+        *,
+        modality: str,
+        tier: str,
+        principal: str,
+        request_id: str,
+        may_wait: bool = True,
+        wait_ms: int | None = None,
+        units: int | None = None,
+        pool: str | None = None,
+        on_queued: OnQueued | None = None,
+    ) -> AsyncIterator[Asking]:
+        """Ask for a permit; leaving the block gives it back or withdraws the ask.
 
         `modality`: a name of the contract's enum without its prefix, any case ("llm", "image"). `may_wait` False refuses
-        at once instead of waiting. Raises DomainError with admission's reason (queue_full, admission_timeout, saturated,
-        draining, no_capacity, invalid_request) or `admission_unavailable`. Cancelling it while it waits withdraws the ask.
+        at once instead of waiting. `wait_ms`, `units`, `pool`: admission's defaults when None. Asking.granted raises
+        DomainError with admission's reason (queue_full, admission_timeout, saturated, draining, no_capacity,
+        invalid_request) or `admission_unavailable`. Cancelling it while it waits withdraws the ask.
         """
         ask = pb.Ask(
             modality=pb.Modality.Value(f"MODALITY_{modality.upper()}"),
@@ -132,20 +158,22 @@ class PermitClient:
             request_id=request_id,
             units=units,
             wait_ms=wait_ms,
+            pool=pool,
         )
         self._last_ask += 1
-        ask_id = self._last_ask
-        asking = _Asking(ask, on_queued, asyncio.get_running_loop().create_future())
-        self._asking[ask_id] = asking
+        asking = self._asking[self._last_ask] = Asking(
+            self._last_ask, ask, on_queued, send=self._send, wait=self._answer
+        )
         try:
-            self._send_ask(ask_id, ask)
-            yield await self._answer(asking)
+            for request in asking.requests():
+                self._send(request)
+            yield asking
         finally:
-            del self._asking[ask_id]
-            if not (asking.answer.done() and not asking.held):
-                self._send(pb.SessionRequest(release=pb.SessionRelease(ask_id=ask_id)))
+            del self._asking[asking.ask_id]
+            if asking.held or not asking.answer.done():
+                self._send(pb.SessionRequest(release=pb.SessionRelease(ask_id=asking.ask_id)))
 
-    async def _answer(self, asking: _Asking) -> Permit:
+    async def _answer(self, asking: Asking) -> Permit:
         """Wait for grant or refusal; without a connection only for as long as patience lasts."""
         while not asking.answer.done():
             if self._connected.is_set():
@@ -167,7 +195,7 @@ class PermitClient:
 
     async def _stay_connected(self) -> None:
         backoff_s = FIRST_BACKOFF_S
-        while True:
+        while not self._closing:
             try:
                 await self._converse()
                 backoff_s = FIRST_BACKOFF_S
@@ -183,12 +211,12 @@ class PermitClient:
 
     async def _converse(self) -> None:
         """Open the session, bring along what is held, and deliver events until the stream ends."""
-        requests: asyncio.Queue[pb.SessionRequest] = asyncio.Queue()
+        requests: asyncio.Queue[pb.SessionRequest | None] = asyncio.Queue()
         requests.put_nowait(pb.SessionRequest(open=self._opening()))
 
         async def outgoing() -> AsyncIterator[pb.SessionRequest]:
-            while True:
-                yield await requests.get()
+            while (request := await requests.get()) is not None:
+                yield request
 
         brought = {ask_id for ask_id, asking in self._asking.items() if asking.held}
         call = self._stub.Session(outgoing())
@@ -202,21 +230,18 @@ class PermitClient:
             call.cancel()
 
     def _opening(self) -> pb.SessionOpen:
-        held = [
-            pb.HeldPermit(ask_id=number, permit_id=one.permit.permit_id, ask=one.ask, units=one.permit.units)
-            for number, one in self._asking.items()
-            if one.held
-        ]
+        held = [asking.as_held() for asking in self._asking.values() if asking.held]
         return pb.SessionOpen(session_id=self._session_id, service=self._service, resume=held)
 
-    def _resume(self, requests: "asyncio.Queue[pb.SessionRequest]", brought: set[int]) -> None:
+    def _resume(self, outgoing: "asyncio.Queue[pb.SessionRequest | None]", brought: set[int]) -> None:
         """Say what has changed since the session was opened: new asks, old ones that still wait, permits given back."""
-        self._outgoing = requests
+        self._outgoing = outgoing
         for ask_id in sorted(brought - self._asking.keys()):
             self._send(pb.SessionRequest(release=pb.SessionRelease(ask_id=ask_id)))
-        for ask_id, asking in self._asking.items():
+        for asking in self._asking.values():
             if not asking.answer.done():
-                self._send_ask(ask_id, asking.ask)
+                for request in asking.requests():
+                    self._send(request)
         self._loss = asyncio.get_running_loop().create_future()
         self._connected.set()
 
@@ -226,9 +251,6 @@ class PermitClient:
             self._connected.clear()
             self._loss.set_result(None)
 
-    def _send_ask(self, ask_id: int, ask: pb.Ask) -> None:
-        self._send(pb.SessionRequest(ask=pb.SessionAsk(ask_id=ask_id, ask=ask)))
-
     def _send(self, request: pb.SessionRequest) -> None:
         """Send, or drop it when nobody listens: opening the next session says everything again."""
         if self._outgoing is not None:
@@ -236,31 +258,5 @@ class PermitClient:
 
     def _deliver(self, event: pb.SessionEvent) -> None:
         asking = self._asking.get(event.ask_id)
-        if asking is None:
-            return  # withdrawn meanwhile; its release is on the way
-        match event.WhichOneof("event"):
-            case "queued":
-                if asking.on_queued is not None:
-                    eta_ms = event.queued.eta_ms if event.queued.HasField("eta_ms") else None
-                    asking.on_queued(event.queued.position, eta_ms)
-            case "granted":
-                if not asking.answer.done():
-                    granted = event.granted
-                    permit = asking.permit
-                    permit.permit_id, permit.pool = granted.permit_id, granted.pool
-                    permit.units, permit.waited_ms = granted.units, granted.waited_ms
-                    asking.held = True
-                    asking.answer.set_result(permit)
-            case "yield_requested":
-                asking.permit.yield_requested.set()
-            case "rejected":
-                if not asking.answer.done():
-                    asking.answer.set_result(_refusal(event.rejected))
-            case None:
-                pass
-
-
-def _refusal(rejected: pb.Rejected) -> DomainError:
-    reason = _REASONS.get(rejected.reason, Reason.ADMISSION_UNAVAILABLE)
-    retry_after_ms = rejected.retry_after_ms if rejected.HasField("retry_after_ms") else None
-    return DomainError(reason, rejected.message, retry_after_ms=retry_after_ms)
+        if asking is not None:  # else it was withdrawn, and its release is on the way
+            asking.deliver(event)
