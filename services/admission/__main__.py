@@ -11,6 +11,8 @@ from services.admission.service import SERVICES, AdmissionAdminServicer, Admissi
 from services.admission.settings import AdmissionSettings
 from services.kit.clock import Clock, SystemClock
 from services.kit.owner import Owner
+from services.kit.permits import identity_in
+from services.kit.processes import is_dead
 from services.kit.run import run
 from services.kit.server import serve
 
@@ -29,7 +31,7 @@ def build(settings: AdmissionSettings, clock: Clock) -> Keeper:
         now=now,
     )
     memory.write(desk.epoch, desk.memory())
-    return Keeper(desk, clock, memory)
+    return Keeper(desk, clock, memory, is_dead=lambda session_id: is_dead(identity_in(session_id)))
 
 
 async def main(settings: AdmissionSettings, owner: Owner) -> None:

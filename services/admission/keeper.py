@@ -5,17 +5,25 @@ Calls are synchronous and never wait, so no two of them can interleave; what tak
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from services.admission.adapters.memory_file import MemoryFile
 from services.admission.core.desk import Delivery, Desk, Held
-from services.admission.core.model import Ask, Event, Hold, HoldDrained
-from services.admission.core.sessions import SessionConflictError
+from services.admission.core.model import Ask, Event, Hold
+from services.admission.core.sessions import DuplicateAskError, SessionConflictError
+from services.kit import telemetry
 from services.kit.clock import Clock
+
+_log = telemetry.logger(__name__)
 
 TOLD_EVERY_S = 1.0
 """Waiters hear of a new place in the line at most this often."""
+PROBED_EVERY_S = 0.25
+"""How often it is looked whether the process of an absent session is dead."""
 TOLD_AT_ONCE = 1_000
 """So many per pool in one turn: telling everybody in a long line must not hold up grants."""
 
@@ -28,20 +36,24 @@ class Inbox:
 
 
 class Keeper:
-    """Owns the desk, its timer, and the way from events to inboxes. `run` must be running."""
+    """Owns the desk, its timer, and the way from events to inboxes. `run` must be running.
 
-    def __init__(self, desk: Desk, clock: Clock, memory: MemoryFile) -> None:
+    `is_dead` says whether the process of a session certainly runs no more.
+    """
+
+    def __init__(self, desk: Desk, clock: Clock, memory: MemoryFile, is_dead: Callable[[str], bool]) -> None:
         self.desk = desk
         self.draining = False
         self._clock = clock
+        self._is_dead = is_dead
+        self._broken: Exception | None = None
         self._memory = memory
         self._remembered = -1
         self._tickets = itertools.count(1)
         self._callers: dict[int, Inbox] = {}
         self._sessions: dict[str, Inbox] = {}
-        self._hold_drained: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
-        self._wakes_at: float | None = None
+        self._wakes_at = math.inf
         self._woken = asyncio.Event()
         self._pages: dict[str, int] = {}
 
@@ -107,6 +119,7 @@ class Keeper:
         """Note that a session's stream broke; no effect on one that has ended."""
         if self._sessions.pop(session_id, None) is not None:
             self._turn(lambda now: self.desk.lose_session(session_id, now))
+            self._woken.set()  # from now on it is probed
 
     def end_session(self, session_id: str) -> None:
         """End a session that its service has closed."""
@@ -115,16 +128,20 @@ class Keeper:
 
     # ---- holds ----------------------------------------------------------------------------------------------------
 
-    def hold(self, hold: Hold) -> asyncio.Event:
-        """Put a hold in force; the event is set once nothing that it stops is in flight."""
-        drained = self._hold_drained[hold.hold_id] = asyncio.Event()
+    def hold(self, hold: Hold) -> None:
+        """Put a hold in force."""
         self._turn(lambda now: self.desk.hold(hold, now))
-        return drained
+
+    async def drained(self, hold: Hold, wait_s: float) -> int:
+        """Wait until nothing that a hold stops is in flight, the hold is over, or time is; return the permits left."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while hold.hold_id in self.desk.scheduler.holds and self.desk.scheduler.in_flight(hold):
+                    await self._changed.wait()
+        return self.desk.scheduler.in_flight(hold)
 
     def release_holds(self, hold_ids: list[str]) -> None:
         """End holds."""
-        for hold_id in hold_ids:
-            self._hold_drained.pop(hold_id, None)
         self._turn(lambda now: self.desk.release_holds(hold_ids, now))
 
     # ---- the end --------------------------------------------------------------------------------------------------
@@ -148,24 +165,39 @@ class Keeper:
         return self._changed
 
     async def run(self) -> None:
-        """Keep the time: deadlines, holds, graces, and news of places in the line."""
-        told = self.now()
+        """Keep the time: deadlines, holds, graces, news of places in the line, and the deaths of absent sessions.
+
+        Raises what a turn has raised unexpectedly: a desk that is wrong about who holds what must not go on.
+        """
+        told = probed = self.now()
+        self._bury_the_dead()
         while True:
-            due = self.desk.next_due()
             waiting = any(pool.waiting for pool in self.desk.scheduler.pools.values())
-            tell_at = told + TOLD_EVERY_S if waiting else None
-            self._wakes_at = min((at for at in (due, tell_at) if at is not None), default=None)
+            tell_at = told + TOLD_EVERY_S if waiting else math.inf
+            probe_at = probed + PROBED_EVERY_S if self.desk.absent() else math.inf
+            due = self.desk.next_due()
+            self._wakes_at = min(tell_at, probe_at, math.inf if due is None else due)
             self._woken.clear()
             await self._sleep_until(self._wakes_at)
+            if self._broken is not None:
+                raise self._broken
             now = self.now()
-            if tell_at is not None and now >= tell_at:
+            if now >= tell_at:
                 told = now
                 self._turn(self._tell_places)
+            if now >= probe_at:
+                probed = now
+                self._bury_the_dead()
             self._turn(self.desk.advance)
 
-    async def _sleep_until(self, at: float | None) -> None:
+    def _bury_the_dead(self) -> None:
+        for session_id in self.desk.absent():
+            if self._is_dead(session_id):
+                self._turn(partial(self.desk.end_session, session_id))
+
+    async def _sleep_until(self, at: float) -> None:
         try:
-            async with asyncio.timeout(None if at is None else max(0.0, at - self.now())):
+            async with asyncio.timeout(None if at == math.inf else max(0.0, at - self.now())):
                 await self._woken.wait()
         except TimeoutError:
             return
@@ -182,12 +214,7 @@ class Keeper:
     # ---- a turn ---------------------------------------------------------------------------------------------------
 
     def _turn(self, act: Callable[[float], list[Delivery]]) -> None:
-        for session_id, number, event in act(self.now()):
-            if isinstance(event, HoldDrained):
-                drained = self._hold_drained.get(event.hold_id)
-                if drained is not None:
-                    drained.set()
-                continue
+        for session_id, number, event in self._act(act):
             inbox = self._callers.get(number) if session_id is None else self._sessions.get(session_id)
             if inbox is not None:
                 inbox.events.put_nowait((number, event))
@@ -195,7 +222,24 @@ class Keeper:
         self._changed = asyncio.Event()
         if self.desk.memory_version != self._remembered:
             self._remembered = self.desk.memory_version
-            self._memory.write(self.desk.epoch, self.desk.memory())
+            self._remember()
         due = self.desk.next_due()
-        if due is not None and (self._wakes_at is None or due < self._wakes_at):
+        if due is not None and due < self._wakes_at:
             self._woken.set()
+
+    def _act(self, act: Callable[[float], list[Delivery]]) -> list[Delivery]:
+        try:
+            return act(self.now())
+        except (SessionConflictError, DuplicateAskError):
+            raise  # refused before anything was changed
+        except Exception as error:
+            self._broken = error
+            self._woken.set()
+            raise
+
+    def _remember(self) -> None:
+        try:
+            self._memory.write(self.desk.epoch, self.desk.memory())
+        except OSError as error:
+            # What a restart then does not know is waited for as an unknown session: too short, but work goes on.
+            _log.error("what a restart must know cannot be written", error=str(error))

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any, Final
 
 import grpc.aio
@@ -18,11 +17,14 @@ from services.admission.core.model import Ask, Event, Modality, Refusal, Rejecte
 from services.admission.core.sessions import DuplicateAskError, SessionConflictError
 from services.admission.core.snapshot import free_slots, pressure, view
 from services.admission.keeper import Inbox, Keeper
+from services.kit import telemetry
 from services.kit.access import caller_of
 from services.kit.errors import DomainError, Reason
 
 SERVICES: Final = ("omniserve.admission.v1.AdmissionService", "omniserve.admission.v1.AdmissionAdminService")
-_LEAST_INTERVAL_MS: Final = 1_000
+_DEFAULT_INTERVAL_MS: Final = 1_000
+_LEAST_INTERVAL_MS: Final = 50
+_log = telemetry.logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -115,7 +117,7 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
             message = f"no pool {unknown[0]!r}; there are {', '.join(sorted(pools))}"
             raise DomainError(Reason.INVALID_REQUEST, message, field="pools")
         wanted = set(request.pools) or set(pools)
-        interval_s = (request.min_interval_ms or _LEAST_INTERVAL_MS) / 1000
+        interval_s = max(request.min_interval_ms or _DEFAULT_INTERVAL_MS, _LEAST_INTERVAL_MS) / 1000
         last: pb.WatchPressureResponse | None = None
         while not self._keeper.draining:
             changed = self._keeper.next_change()
@@ -162,7 +164,11 @@ class _Conversation:
         """Open or resume the session; the caller's token says which service it belongs to."""
         held = []
         for one in opening.resume:
-            ask = self._resolve(one.ask)._replace(units=one.units)
+            try:
+                ask = self._intake.resolve(translate.held(one))._replace(units=one.units)
+            except InvalidAskError as error:  # e.g. a pool that the settings no longer have: there is nothing to count
+                _log.warning("a permit from before cannot be counted", permit=one.permit_id, error=str(error))
+                continue
             held.append(Held(one.ask_id, one.permit_id, ask))
             self._asks[one.ask_id] = ask
         try:
@@ -250,11 +256,9 @@ class AdmissionAdminServicer(admission_pb2_grpc.AdmissionAdminServiceServicer):
             excluded=frozenset(excluded),
             now=self._keeper.now(),
         )
-        drained = self._keeper.hold(hold)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(request.wait_ms / 1000):
-                await drained.wait()
-        return pb.HoldResponse(hold_id=hold_id, drained=drained.is_set(), in_flight=desk.scheduler.in_flight(hold))
+        self._keeper.hold(hold)
+        in_flight = await self._keeper.drained(hold, request.wait_ms / 1000)
+        return pb.HoldResponse(hold_id=hold_id, drained=not in_flight, in_flight=in_flight)
 
     @override
     async def ReleaseHold(self, request: pb.ReleaseHoldRequest, context: Context) -> pb.ReleaseHoldResponse:

@@ -30,11 +30,16 @@ class AdmissionSettings(MeshSettings):
     gpus: int = knob(1, "GPU pools: gpu0, gpu1, ...; without a GPU, gpu0 stands for the box.", ge=1, le=64)
     cpu_slots: int = knob(2, "Slots of the pool `cpu`.", unit="slots", ge=1, le=4096)
     cpu_modalities: tuple[str, ...] = knob(("embedding",), "Modalities that use the pool `cpu`, separated by commas.")
+    modality_pools: tuple[str, ...] = knob(
+        (), "Pools of further modalities, as `image=gpu1,video=gpu1`; all others use gpu0."
+    )
     timeout_s: float = knob(120.0, "How long an ask waits when it names no time itself.", unit="s", gt=0, le=86_400)
     max_queue: int = knob(
         10_000, "Longest queue of a pool; who comes then is refused at once.", aliases=("OMNISERVE_MAX_QUEUE",), ge=0
     )
-    ageing_s: float = knob(0.0, "After so long a waiter rises one tier, never out of background; 0 is off.", ge=0)
+    ageing_s: float = knob(
+        0.0, "After each such time a waiter rises one tier, never out of background; 0 is off.", unit="s", ge=0
+    )
     fair_share: bool = knob(
         False,  # noqa: FBT003 - the default
         "Inside a tier, serve principals in turn instead of first come, first served.",
@@ -68,6 +73,12 @@ class AdmissionSettings(MeshSettings):
             if name.upper() not in Modality.__members__:
                 known = ", ".join(one.name.lower() for one in Modality)
                 raise ValueError(f"OMNISERVE_ADMISSION_CPU_MODALITIES: no modality {name!r}; there are {known}")
+        pools = {pool.name for pool in self.pools()}
+        for pair in self.modality_pools:
+            name, _, pool = pair.partition("=")
+            if name.upper() not in Modality.__members__ or pool not in pools:
+                known = f"modality=pool, with a pool of {', '.join(sorted(pools))}"
+                raise ValueError(f"OMNISERVE_ADMISSION_MODALITY_POOLS: {pair!r} is not {known}")
         for modality in Modality:
             units = self._units(modality)
             if units is not None and units < 0:
@@ -85,10 +96,14 @@ class AdmissionSettings(MeshSettings):
 
     def intake(self) -> Intake:
         """Return the defaults of asks."""
-        on_cpu = {name.upper() for name in self.cpu_modalities}
+        pool_of = dict.fromkeys(Modality, "gpu0")
+        pool_of |= {Modality[name.upper()]: CPU_POOL for name in self.cpu_modalities}
+        for pair in self.modality_pools:
+            name, _, pool = pair.partition("=")
+            pool_of[Modality[name.upper()]] = pool
         return Intake(
             slots={pool.name: pool.slots for pool in self.pools()},
-            pool_of={one: CPU_POOL if one.name in on_cpu else "gpu0" for one in Modality},
+            pool_of=pool_of,
             units_of={one: self._units(one) for one in Modality},
             wait_s=self.timeout_s,
         )

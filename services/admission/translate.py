@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import cast
 
 from omniserve.admission.v1 import admission_pb2 as pb
+from services.admission.core.desk import SETTLING
 from services.admission.core.intake import Wish
 from services.admission.core.model import (
     ALL_MODALITIES,
@@ -12,7 +14,6 @@ from services.admission.core.model import (
     Event,
     Granted,
     Hold,
-    HoldDrained,
     Modality,
     Queued,
     Refusal,
@@ -23,6 +24,8 @@ from services.admission.core.model import (
 from services.admission.core.snapshot import PoolView, Pressure, TierView
 from services.kit.errors import DomainError, Reason
 
+_MODALITIES = {int(one): one for one in Modality}
+_TIERS = {int(one): one for one in Tier}
 REASONS = {refusal: Reason(refusal.value) for refusal in Refusal}
 
 Told = pb.Queued | pb.Granted | pb.YieldRequested | pb.Rejected
@@ -39,6 +42,11 @@ def wish(ask: pb.Ask) -> Wish:
         principal=ask.principal,
         pool=ask.pool if ask.HasField("pool") else None,
     )
+
+
+def held(permit: pb.HeldPermit) -> Wish:
+    """Return what a session that comes back says it holds; its slots are in use whatever the settings say now."""
+    return replace(wish(permit.ask), units=None)
 
 
 def told(event: Event, ask: Ask, permit_id: str) -> tuple[str, Told]:
@@ -60,8 +68,6 @@ def told(event: Event, ask: Ask, permit_id: str) -> tuple[str, Told]:
             return "yield_requested", pb.YieldRequested(waiting_tier=_tier_number(event.waiting_tier))
         case Rejected():
             return "rejected", rejected(event.refusal, event.message, event.retry_after_s)
-        case HoldDrained():
-            raise ValueError("a drained hold concerns no ask")
 
 
 def rejected(refusal: Refusal, message: str, retry_after_s: float | None = None) -> pb.Rejected:
@@ -78,6 +84,8 @@ def refusal_error(event: Rejected) -> DomainError:
 
 def hold(request: pb.HoldRequest, *, hold_id: str, pools: frozenset[str], excluded: frozenset[int], now: float) -> Hold:
     """Return the hold that is asked for. Raises DomainError for what is out of range."""
+    if hold_id == SETTLING:
+        raise DomainError(Reason.INVALID_REQUEST, f"'hold_id' {hold_id!r} is admission's own", field="hold_id")
     if not 1 <= request.seconds <= 3600:
         message = f"'seconds' is {request.seconds}; it must be 1 to 3600"
         raise DomainError(Reason.INVALID_REQUEST, message, field="seconds")
@@ -155,11 +163,11 @@ def _hold_status(hold: Hold, now: float) -> pb.HoldStatus:
 
 
 def _modality(number: int) -> Modality | None:
-    return Modality(number) if number in set(Modality) else None
+    return _MODALITIES.get(number)
 
 
 def _tier(number: int) -> Tier | None:
-    return Tier(number) if number in set(Tier) else None
+    return _TIERS.get(number)
 
 
 def _tier_number(tier: Tier) -> "pb.Tier.ValueType":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 from services.admission.core.desk import Memory
@@ -24,7 +25,8 @@ class MemoryFile:
     def read(self) -> tuple[int, Memory]:
         """Return the epoch of the process before and what it remembered; (0, nothing) when there is no such file.
 
-        A file that cannot be read is set aside: its sessions are then unknown, which costs running work nothing.
+        A file that cannot be read is set aside: its sessions are then unknown, which costs running work nothing, and
+        the seconds since 1970 stand for its epoch, so that epochs still grow.
         """
         try:
             found = json.loads(self._path.read_text())
@@ -36,7 +38,7 @@ class MemoryFile:
         except (ValueError, KeyError, TypeError) as error:
             _log.error("the memory of the process before cannot be read", path=str(self._path), error=str(error))
             self._path.replace(self._path.with_suffix(".unreadable"))
-            return 0, Memory((), ())
+            return int(time.time()), Memory((), ())
         return epoch, Memory(sessions, holds)
 
     def write(self, epoch: int, memory: Memory) -> None:
@@ -59,7 +61,10 @@ class MemoryFile:
             }
         )
         temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(text)
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # a power cut must not leave an empty file under the good name
         temporary.replace(self._path)
 
     def _hold(self, found: dict[str, object]) -> Hold:

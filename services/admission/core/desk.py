@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.admission.core.model import ALL_MODALITIES, Ask, Event, Hold, HoldDrained, Rejected
+from services.admission.core.model import ALL_MODALITIES, Ask, Event, Hold, Rejected
 from services.admission.core.scheduler import Scheduler
 from services.admission.core.sessions import Session, Sessions, SessionState
 
@@ -200,6 +200,11 @@ class Desk:
         """Return news of places in the line for a page of a pool's waiters; see Scheduler.positions."""
         return self._address(list(self.scheduler.positions(pool, start, count, now)))
 
+    def absent(self) -> list[str]:
+        """Return the sessions that may come back: lost ones, and those of the process before that are still missed."""
+        lost = [one.session_id for one in self.sessions.timed() if one.state is SessionState.LOST]
+        return lost + list(self.missing)
+
     def permit_id(self, ticket: int) -> str:
         """Return the id of a permit granted by this process, unique over restarts."""
         return f"{self.epoch}-{ticket}"
@@ -243,9 +248,6 @@ class Desk:
     def _address(self, events: list[Event]) -> list[Delivery]:
         deliveries = []
         for event in events:
-            if isinstance(event, HoldDrained):
-                deliveries.append(Delivery(None, 0, event))
-                continue
             owner = self.sessions.owner(event.ticket)
             if owner is None:
                 deliveries.append(Delivery(None, event.ticket, event))

@@ -100,13 +100,7 @@ class Rejected(NamedTuple):
     retry_after_s: float | None
 
 
-class HoldDrained(NamedTuple):
-    """Nothing that the hold stops is in flight any more."""
-
-    hold_id: str
-
-
-Event = Queued | Granted | YieldRequested | Rejected | HoldDrained
+Event = Queued | Granted | YieldRequested | Rejected
 
 
 @dataclass(frozen=True, slots=True)

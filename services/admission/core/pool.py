@@ -25,9 +25,12 @@ from services.admission.core.model import (
     Tier,
     YieldRequested,
 )
+from services.admission.core.refusals import RESTART_S, Scene, sentence
 
-# A restart takes about this long: what a caller refused by a draining admission is told.
-RESTART_S = 2.0
+# Globals, since these are looked up several times for every permit, and an enum's member costs three times as much.
+_BACKGROUND = Tier.BACKGROUND
+_WAITING, _PARKED, _HOLDING, _GONE = State.WAITING, State.PARKED, State.HOLDING, State.GONE
+_GRANT, _LEAVE = Move.GRANT, Move.LEAVE
 
 
 class Pool:
@@ -49,6 +52,7 @@ class Pool:
         self._live = live
         self._arrivals = 0
         self._better_waiting = 0
+        self._slotless_waiting = 0
         self._deadlines = Calendar()
         self._lifts = Calendar()
         self._closed: Mapping[Modality, float] = {}
@@ -76,12 +80,12 @@ class Pool:
 
     def leave(self, entry: Entry, now: float) -> list[Event]:
         """Give a permit back, or withdraw an ask that waits."""
-        if entry.state is State.HOLDING:
+        if entry.state is _HOLDING:
             self._give_back(entry, now)
         else:
             self._exit(entry, now)
             self.counters.cancelled[entry.ask.tier] += 1
-        self._move(entry, Move.LEAVE)
+        self._move(entry, _LEAVE)
         return self._hand_over(now) if self.waiting else []
 
     def park(self, entry: Entry, now: float) -> list[Event]:
@@ -142,7 +146,7 @@ class Pool:
         """End the waits of these asks; those that hold a permit keep it."""
         events: list[Event] = []
         for entry in entries:
-            if entry.state is not State.HOLDING:
+            if entry.state is not _HOLDING:
                 self._exit(entry, now)
                 events.append(self._reject(entry, refusal, now))
         return events
@@ -167,7 +171,7 @@ class Pool:
     def _fits(self, entry: Entry) -> bool:
         if entry.ask.units > self.slots - self.in_use:
             return False
-        return entry.tier > Tier.BACKGROUND or not (self.in_use or self._better_waiting)
+        return entry.tier > _BACKGROUND or not (self.in_use or self._better_waiting)
 
     def _refusal(self, entry: Entry) -> Refusal | None:
         """Why a new ask that is not granted at once may not wait either."""
@@ -184,7 +188,11 @@ class Pool:
     def _hand_over(self, now: float) -> list[Event]:
         """Grant to the head of the line as long as it fits; then ask background holders to leave if somebody waits."""
         events: list[Event] = []
-        while (head := self.line.head(self._closed)) is not None:
+        # On a full pool nobody can be next but who takes no slots, so the line is not even looked at.
+        while self.in_use < self.slots or self._slotless_waiting:
+            head = self.line.head(self._closed)
+            if head is None:
+                break
             if head.deadline <= now:
                 self._expire(head, now, events)
             elif self._fits(head):
@@ -194,12 +202,12 @@ class Pool:
             else:
                 break
         if self._not_asked_to_yield:
-            events += self._ask_to_yield(head)
+            events += self._ask_to_yield(self.line.head(self._closed))
         return events
 
     def _ask_to_yield(self, head: Entry | None) -> list[Event]:
         """Ask background holders to leave, each once, when somebody better waits."""
-        if head is None or head.tier is Tier.BACKGROUND:
+        if head is None or head.tier is _BACKGROUND:
             return []
         events: list[Event] = [YieldRequested(ticket, head.tier) for ticket in self._not_asked_to_yield]
         self._not_asked_to_yield.clear()
@@ -209,7 +217,7 @@ class Pool:
 
     def _move(self, entry: Entry, move: Move) -> None:
         entry.state = MOVES[entry.state, move]
-        if entry.state is State.GONE:
+        if entry.state is _GONE:
             del self._live[entry.ticket]
 
     def _enter(self, entry: Entry, now: float) -> None:
@@ -217,24 +225,29 @@ class Pool:
         if not self.waiting:
             self.drain_rate.busy(now)
         self.waiting += 1
-        self.counters.max_waiting = max(self.counters.max_waiting, self.waiting)
+        if self.waiting > self.counters.max_waiting:  # noqa: PLR1730 - a call of max() for every ask shows in the bench
+            self.counters.max_waiting = self.waiting
         self.line.add(entry)
         self.census.enter(entry)
         self._deadlines.add(entry.ticket, entry.deadline)
-        if entry.tier > Tier.BACKGROUND:
+        if not entry.ask.units:
+            self._slotless_waiting += 1
+        if entry.tier > _BACKGROUND:
             self._better_waiting += 1
             self._schedule_lift(entry, entry.asked_at)
 
     def _exit(self, entry: Entry, now: float) -> None:
         """Take a waiter out everywhere, for whatever reason."""
         self.waiting -= 1
-        if entry.state is State.PARKED:
+        if entry.state is _PARKED:
             self.parked -= 1
         else:
             self.line.remove(entry)
         self.census.leave(entry)
         self._deadlines.remove(entry.ticket, entry.deadline)
-        if entry.tier > Tier.BACKGROUND:
+        if not entry.ask.units:
+            self._slotless_waiting -= 1
+        if entry.tier > _BACKGROUND:
             self._better_waiting -= 1
             if entry.lift_at is not None:
                 self._lifts.remove(entry.ticket, entry.lift_at)
@@ -243,14 +256,15 @@ class Pool:
 
     def _take(self, entry: Entry) -> None:
         ask = entry.ask
-        self._move(entry, Move.GRANT)
+        self._move(entry, _GRANT)
         self.in_use += ask.units
         self.permits += 1
         self.in_flight[ask.modality] += 1
         counters = self.counters
         counters.granted[ask.tier] += 1
-        counters.max_in_use = max(counters.max_in_use, self.in_use)
-        if ask.tier is Tier.BACKGROUND:
+        if self.in_use > counters.max_in_use:  # noqa: PLR1730 - as in _enter
+            counters.max_in_use = self.in_use
+        if ask.tier is _BACKGROUND and ask.units:
             self._not_asked_to_yield[entry.ticket] = entry
         if self._fair:
             self._fair[entry.tier].served(entry.key[0])
@@ -261,7 +275,7 @@ class Pool:
         self.permits -= 1
         self.in_flight[ask.modality] -= 1
         self.drain_rate.released(now)
-        if ask.tier is Tier.BACKGROUND:
+        if ask.tier is _BACKGROUND:
             self._not_asked_to_yield.pop(entry.ticket, None)
 
     def _expire(self, entry: Entry, now: float, events: list[Event]) -> None:
@@ -273,17 +287,18 @@ class Pool:
         self.counters.rejected[entry.ask.tier] += 1
         if refusal is Refusal.ADMISSION_TIMEOUT:
             self.counters.timed_out[entry.ask.tier] += 1
-        sentence = self._sentence(entry, refusal, now)
-        return Rejected(entry.ticket, refusal, sentence, self._retry_after(entry, refusal, now))
+        scene = Scene(self.name, self.slots, self.in_use, self.waiting, self._rules.max_queue)
+        message = sentence(refusal, entry.ask, scene, waited_s=now - entry.asked_at)
+        return Rejected(entry.ticket, refusal, message, self._retry_after(entry, refusal, now))
 
     def _lift(self, entry: Entry) -> None:
-        if entry.state is State.WAITING:
+        if entry.state is _WAITING:
             self.line.remove(entry)
         lifted_at = entry.lift_at if entry.lift_at is not None else entry.asked_at
         entry.tier = Tier(entry.tier + 1)
         if self._fair:
             entry.key = (self._fair[entry.tier].arrived(entry.ask.principal, entry.ask.units), entry.key[1])
-        if entry.state is State.WAITING:
+        if entry.state is _WAITING:
             self.line.add(entry)
         self._schedule_lift(entry, lifted_at)
 
@@ -307,22 +322,3 @@ class Pool:
         if reopens is None:
             return drained
         return min(max(0.0, reopens - now) + (drained or 0.0), LONGEST_S)
-
-    def _sentence(self, entry: Entry, refusal: Refusal, now: float) -> str:
-        ask = entry.ask
-        tier = ask.tier.name.lower()
-        state = f"{self.in_use} of {self.slots} slots of {self.name} are in use and {self.waiting} asks wait"
-        match refusal:
-            case Refusal.QUEUE_FULL:
-                return f"the queue of {self.name} is full: {self.waiting} of at most {self._rules.max_queue} asks wait"
-            case Refusal.ADMISSION_TIMEOUT:
-                waited = f"waited {now - entry.asked_at:.1f} s for {ask.units} slots at tier {tier}"
-                return f"{waited}; {state}; better tiers are always served first"
-            case Refusal.SATURATED:
-                return f"{ask.units} slots are not free at once: {state}"
-            case Refusal.DRAINING:
-                return "admission is shutting down"
-            case Refusal.NO_CAPACITY:
-                return f"pool {self.name} has no slots"
-            case Refusal.INVALID_REQUEST:
-                return f"{ask.units} slots asked, {self.name} has {self.slots}"

@@ -8,7 +8,6 @@ from services.admission.core.model import (
     Ask,
     Event,
     Hold,
-    HoldDrained,
     Modality,
     PoolSpec,
     Queued,
@@ -16,7 +15,8 @@ from services.admission.core.model import (
     Rejected,
     Rules,
 )
-from services.admission.core.pool import RESTART_S, Pool
+from services.admission.core.pool import Pool
+from services.admission.core.refusals import DRAINING, RESTART_S
 
 
 class Scheduler:
@@ -28,7 +28,6 @@ class Scheduler:
         self._live: dict[int, Entry] = {}
         self.pools = {spec.name: Pool(spec, rules, self._live) for spec in pools}
         self.holds: dict[str, Hold] = {}
-        self._undrained: dict[str, Hold] = {}
 
     # ---- asks -----------------------------------------------------------------------------------------------------
 
@@ -44,7 +43,7 @@ class Scheduler:
         if ask.units > pool.slots > 0 or ask.units < 0:
             raise ValueError(f"{ask.units} slots asked, {pool.name} has {pool.slots}")
         if self.draining:
-            return [Rejected(ticket, Refusal.DRAINING, "admission is shutting down", RESTART_S)]
+            return [Rejected(ticket, Refusal.DRAINING, DRAINING, RESTART_S)]
         entry = self._live[ticket] = Entry(ticket, ask, now)
         return pool.ask(entry, now)
 
@@ -53,10 +52,7 @@ class Scheduler:
         entry = self._live.get(ticket)
         if entry is None:
             return []
-        events = self.pools[entry.ask.pool].leave(entry, now)
-        if self._undrained:
-            events += self._newly_drained()
-        return events
+        return self.pools[entry.ask.pool].leave(entry, now)
 
     def park(self, ticket: int, now: float) -> list[Event]:
         """Step out of the line (a model loads); no effect on an ask that does not wait."""
@@ -101,13 +97,12 @@ class Scheduler:
     # ---- holds ----------------------------------------------------------------------------------------------------
 
     def hold(self, hold: Hold, now: float) -> list[Event]:
-        """Put a hold in force, or replace the one with its id; HoldDrained comes once nothing is in flight."""
-        self.holds[hold.hold_id] = self._undrained[hold.hold_id] = hold
-        return self._apply_holds(now) + self._newly_drained()
+        """Put a hold in force, or replace the one with its id; `in_flight` tells what it waits for."""
+        self.holds[hold.hold_id] = hold
+        return self._apply_holds(now)
 
     def release_hold(self, hold_id: str, now: float) -> list[Event]:
         """End a hold; an unknown one is no error."""
-        self._undrained.pop(hold_id, None)
         return self._apply_holds(now) if self.holds.pop(hold_id, None) else []
 
     def in_flight(self, hold: Hold) -> int:
@@ -130,12 +125,6 @@ class Scheduler:
                     closed |= {one: max(hold.until, closed.get(one, hold.until)) for one in hold.modalities}
             events += pool.close(closed, now)
         return events
-
-    def _newly_drained(self) -> list[Event]:
-        drained = [hold_id for hold_id, hold in self._undrained.items() if not self.in_flight(hold)]
-        for hold_id in drained:
-            del self._undrained[hold_id]
-        return [HoldDrained(hold_id) for hold_id in drained]
 
     # ---- the end, and what is told --------------------------------------------------------------------------------
 
