@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +29,13 @@ def serve_engine(pipe: Pipe) -> None:
     except (LlamaError, PlacementError) as error:
         pipe.send(LoadFailed(str(error), permanent=isinstance(error, PlacementError)))
         return
-    threading.Thread(target=_run, args=(engine,), name="engine").start()
+    # The thread that loaded is the one that computes. OpenMP gives every thread that computes workers of its own, and once
+    # there are more of them than cores it no longer lets any spin: steps took half as long again.
+    threading.Thread(target=_or_end, args=(lambda: _listen(engine, pipe, frames),), name="commands").start()
+    _or_end(engine.run)
+
+
+def _listen(engine: Engine, pipe: Pipe, frames: Frames[ToEngine]) -> None:
     while True:
         for message in frames.feed(pipe.receive()):
             if isinstance(message, EngineConfig):
@@ -96,10 +103,11 @@ def _ready(config: EngineConfig, model: Model, context: Context, placed: Placed)
     )
 
 
-def _run(engine: Engine) -> None:
+def _or_end(work: Callable[[], None]) -> None:
+    """Do what never returns; end the process when it fails: without either of its threads it is worth nothing."""
     try:
-        engine.run()
-    except BaseException:  # noqa: BLE001 - whatever it was: without its engine thread the process is worth nothing
+        work()
+    except BaseException:  # noqa: BLE001 - whatever it was
         traceback.print_exc(file=sys.stderr)
         sys.stderr.flush()
         os._exit(_ENGINE_FAILED)
