@@ -26,23 +26,30 @@ class StepLimits:
     """Bounds of a step.
 
     `batch_tokens`: most tokens in one. `stall_s`: how long a step may always take. `stall_ratio`: or this many times a
-    step that only decodes. `floor_tokens`: prefilled per step at least, so that prefill always goes on.
+    step that only decodes. Either grows with the prompts that wait per running answer, to `most_stall_s` at most.
+    `floor_tokens`: prefilled per step at least, so that prefill always goes on.
     """
 
     batch_tokens: int
     stall_s: float = 0.1
     stall_ratio: float = 2.5
+    most_stall_s: float = 1.0
     floor_tokens: int = 8
 
 
-def prefill_budget(pace: Pace, limits: StepLimits, *, decoding: int) -> int:
-    """Return how many tokens may be prefilled in the next step beside `decoding` sequences that each add one token."""
+def prefill_budget(pace: Pace, limits: StepLimits, *, decoding: int, prefilling: int) -> int:
+    """Return how many tokens of `prefilling` prompts go into the next step beside `decoding` answers of one token each.
+
+    Where many wait for few, the few wait longer: the sooner all decode together, the sooner all are done.
+    """
     room = max(limits.batch_tokens - decoding, 0)
     if decoding == 0:
         return room
     if pace.prefill_token_s <= 0.0:
         return min(room, limits.floor_tokens)
-    spare_s = max(limits.stall_s, limits.stall_ratio * pace.decode_step_s) - pace.decode_step_s
+    usual_s = max(limits.stall_s, limits.stall_ratio * pace.decode_step_s)
+    crowded_s = min(usual_s * prefilling / decoding, limits.most_stall_s)
+    spare_s = max(usual_s, crowded_s) - pace.decode_step_s
     if room * pace.prefill_token_s <= spare_s:
         return room
     return min(room, max(limits.floor_tokens, int(spare_s / pace.prefill_token_s)))

@@ -179,7 +179,7 @@ class Engine:
         if not prefilling:
             return chunks
         remaining = [len(s.prompt) - s.computed for s in prefilling]
-        budget = planner.prefill_budget(self._pace, self._limits, decoding=len(decoding))
+        budget = planner.prefill_budget(self._pace, self._limits, decoding=len(decoding), prefilling=len(prefilling))
         wanted = min(budget, sum(remaining))
         self._roster.make_room(len(decoding) + wanted)
         budget = min(budget, self._roster.cells.free - len(decoding))

@@ -33,30 +33,44 @@ def test_odd_tokens_go_to_the_oldest() -> None:
 
 def test_with_nobody_decoding_prompts_take_the_whole_batch() -> None:
     pace = Pace(decode_step_s=0.01, prefill_token_s=0.005)
-    assert prefill_budget(pace, LIMITS, decoding=0) == 512
+    assert prefill_budget(pace, LIMITS, decoding=0, prefilling=1) == 512
 
 
 def test_beside_running_answers_a_step_may_take_the_stall_and_no_longer() -> None:
     pace = Pace(decode_step_s=0.02, prefill_token_s=0.001)
-    assert prefill_budget(pace, LIMITS, decoding=4) == 80
+    assert prefill_budget(pace, LIMITS, decoding=4, prefilling=1) == 80
 
 
 def test_slow_steps_may_be_stretched_in_proportion() -> None:
     pace = Pace(decode_step_s=0.2, prefill_token_s=0.01)
-    assert prefill_budget(pace, LIMITS, decoding=16) == 30
+    assert prefill_budget(pace, LIMITS, decoding=16, prefilling=1) == 30
+
+
+def test_where_many_wait_for_one_answer_the_one_waits_longer_but_never_long() -> None:
+    pace = Pace(decode_step_s=0.01, prefill_token_s=0.002)
+    budgets = [prefill_budget(pace, LIMITS, decoding=1, prefilling=waiting) for waiting in (1, 4, 15)]
+    assert budgets == [45, 195, 495]
+
+
+def test_a_prompt_that_comes_to_fifteen_answers_does_not_stretch_them_further() -> None:
+    pace = Pace(decode_step_s=0.06, prefill_token_s=0.005)
+    assert prefill_budget(pace, LIMITS, decoding=15, prefilling=1) == 18
 
 
 def test_before_anything_is_known_prompts_get_the_floor() -> None:
-    assert prefill_budget(Pace(), LIMITS, decoding=3) == 8
+    assert prefill_budget(Pace(), LIMITS, decoding=3, prefilling=1) == 8
 
 
 @given(
     st.floats(0, 5, allow_nan=False),
     st.floats(0, 1, allow_nan=False),
     st.integers(0, 512),
+    st.integers(1, 512),
 )
-def test_the_budget_fits_the_batch_and_prefill_never_stops(decode_s: float, token_s: float, decoding: int) -> None:
-    budget = prefill_budget(Pace(decode_s, token_s), LIMITS, decoding=decoding)
+def test_the_budget_fits_the_batch_and_prefill_never_stops(
+    decode_s: float, token_s: float, decoding: int, prefilling: int
+) -> None:
+    budget = prefill_budget(Pace(decode_s, token_s), LIMITS, decoding=decoding, prefilling=1)
     room = 512 - decoding
     assert min(room, LIMITS.floor_tokens) <= budget <= room
 
