@@ -77,7 +77,7 @@ class Desk:
 
     def park(self, ticket: int, now: float) -> list[Delivery]:
         """See Scheduler.park."""
-        return self._address(self.scheduler.park(ticket, now))
+        return self._address(self.scheduler.park([ticket], now))
 
     def ready(self, ticket: int, now: float) -> list[Delivery]:
         """See Scheduler.ready."""
@@ -143,10 +143,7 @@ class Desk:
         session = self.sessions.by_id[session_id]
         self.sessions.lose(session, now + self._grace_s)
         session.unclaimed = {t for t in session.tickets.values() if not self.scheduler.is_holding(t)}
-        events: list[Event] = []
-        for ticket in sorted(session.unclaimed):
-            events += self.scheduler.park(ticket, now)
-        return self._address(events)
+        return self._address(self.scheduler.park(session.unclaimed, now))
 
     def end_session(self, session_id: str, now: float) -> list[Delivery]:
         """End a session, closed by its service or of a dead process: everything comes back at once."""
@@ -159,20 +156,20 @@ class Desk:
     def advance(self, now: float) -> list[Delivery]:
         """Do everything that is due: deadlines, ageing, holds, graces of lost sessions."""
         holds = len(self.scheduler.holds)
-        events = self.scheduler.advance(now)
+        deliveries = self._address(self.scheduler.advance(now))
         for session in self.sessions.timed():
             if session.due is None or session.due > now:
                 continue
             if session.state is SessionState.LOST:
-                events += self._end(session, now)
+                deliveries += self._address(self._end(session, now))
             else:
                 self.sessions.set_due(session, None)
                 for ticket in sorted(session.unclaimed):
-                    events += self._give_back(ticket, now)
+                    deliveries += self._address(self._give_back(ticket, now))
         if len(self.scheduler.holds) < holds:
             self.memory_version += 1
             self._forget_missing_when_settled()
-        return self._address(events)
+        return deliveries
 
     def next_due(self) -> float | None:
         """Return when `advance` has something to do next, or None."""
@@ -231,9 +228,10 @@ class Desk:
 
     def _end(self, session: Session, now: float) -> list[Event]:
         self.memory_version += 1
-        # Waiting asks first, so that no permit of this session is handed to another of its asks on the way out.
-        tickets = sorted(self.sessions.end(session), key=self.scheduler.is_holding)
-        return [event for ticket in tickets for event in self._give_back(ticket, now)]
+        tickets = self.sessions.end(session)
+        # First all of them out of the line, so that nothing is handed from one to the other on the way out.
+        events = self.scheduler.park(tickets, now)
+        return events + [event for ticket in tickets for event in self._give_back(ticket, now)]
 
     def _no_longer_missing(self, session_id: str, now: float) -> list[Delivery]:
         if self.missing.pop(session_id, None) is None:

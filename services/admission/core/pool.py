@@ -88,14 +88,14 @@ class Pool:
         self._move(entry, _LEAVE)
         return self._hand_over(now) if self.waiting else []
 
-    def park(self, entry: Entry, now: float) -> list[Event]:
-        """Step out of the line and keep the place; nothing happens to an ask that does not wait."""
-        if (entry.state, Move.PARK) not in MOVES:
-            return []
-        self._move(entry, Move.PARK)
-        self.line.remove(entry)
-        self.parked += 1
-        return self._hand_over(now)
+    def park(self, entries: Iterable[Entry], now: float) -> list[Event]:
+        """Let asks step out of the line, all at once, and keep their places; nothing happens to one that does not wait."""
+        parked = [entry for entry in entries if (entry.state, Move.PARK) in MOVES]
+        for entry in parked:
+            self._move(entry, Move.PARK)
+            self.line.remove(entry)
+            self.parked += 1
+        return self._hand_over(now) if parked else []
 
     def ready(self, entry: Entry, now: float) -> list[Event]:
         """Step back into the line at the old place; nothing happens to an ask that is not parked."""

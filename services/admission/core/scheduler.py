@@ -1,6 +1,6 @@
 """The scheduler of all pools: asks come in by ticket, events go out as values. Nothing here knows a clock or a socket."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
 from services.admission.core.entry import Entry, State
@@ -54,10 +54,13 @@ class Scheduler:
             return []
         return self.pools[entry.ask.pool].leave(entry, now)
 
-    def park(self, ticket: int, now: float) -> list[Event]:
-        """Step out of the line (a model loads); no effect on an ask that does not wait."""
-        entry = self._live.get(ticket)
-        return self.pools[entry.ask.pool].park(entry, now) if entry else []
+    def park(self, tickets: Collection[int], now: float) -> list[Event]:
+        """Let asks step out of the line, all at once: none of them gets what another leaves behind.
+
+        No effect on an ask that does not wait.
+        """
+        entries = [entry for ticket in tickets if (entry := self._live.get(ticket)) is not None]
+        return [event for pool, each in self._by_pool(entries) for event in pool.park(each, now)]
 
     def ready(self, ticket: int, now: float) -> list[Event]:
         """Step back into the line; no effect on an ask that is not parked."""
@@ -131,13 +134,14 @@ class Scheduler:
     def drain(self, now: float) -> list[Event]:
         """Refuse whoever waits and whoever comes from now on; permits stay with their holders."""
         self.draining = True
-        by_pool: dict[str, list[Entry]] = {name: [] for name in self.pools}
-        for entry in self._live.values():
-            by_pool[entry.ask.pool].append(entry)
-        events: list[Event] = []
-        for name, entries in by_pool.items():
-            events += self.pools[name].refuse(entries, Refusal.DRAINING, now)
-        return events
+        by_pool = self._by_pool(self._live.values())
+        return [event for pool, each in by_pool for event in pool.refuse(each, Refusal.DRAINING, now)]
+
+    def _by_pool(self, entries: Iterable[Entry]) -> list[tuple[Pool, list[Entry]]]:
+        found: dict[str, list[Entry]] = {}
+        for entry in entries:
+            found.setdefault(entry.ask.pool, []).append(entry)
+        return [(self.pools[name], each) for name, each in found.items()]
 
     def positions(self, pool: str, start: int, count: int, now: float) -> Iterator[Queued]:
         """Return the news for those of `count` places from `start` (0 is next) whose place has changed since told.

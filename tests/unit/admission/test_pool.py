@@ -79,7 +79,7 @@ def test_background_does_not_start_while_somebody_better_is_parked():
     house = scheduler()
     house.ask(1, ask(units=4), 0.0)
     house.ask(2, ask(units=4), 0.0)
-    house.park(2, 0.0)
+    house.park([2], 0.0)
     house.ask(3, ask(Tier.BACKGROUND), 0.0)
     assert granted(house.release(1, 1.0)) == []
     assert granted(house.release(2, 2.0)) == [3]
@@ -105,7 +105,7 @@ def test_try_passes_nobody_who_waits_even_when_it_would_fit():
     house.ask(2, ask(units=4), 0.0)
     [refused] = house.ask(3, ask(Tier.PAID, may_wait=False), 0.0)
     assert refused.refusal is Refusal.SATURATED
-    house.park(2, 0.0)
+    house.park([2], 0.0)
     assert granted(house.ask(4, ask(Tier.PAID, may_wait=False), 0.0)) == [4]
 
 
@@ -201,7 +201,7 @@ def test_a_parked_ask_keeps_its_place_and_blocks_nobody():
     house.ask(1, ask(units=4), 0.0)
     house.ask(2, ask(units=4), 0.0)
     house.ask(3, ask(), 0.0)
-    house.park(2, 1.0)
+    house.park([2], 1.0)
     assert granted(house.release(1, 2.0)) == [3]
     house.ask(4, ask(units=4), 3.0)
     house.ready(2, 4.0)
@@ -211,7 +211,7 @@ def test_a_parked_ask_keeps_its_place_and_blocks_nobody():
 def test_a_park_that_crosses_the_grant_changes_nothing():
     house = scheduler()
     house.ask(1, ask(), 0.0)
-    assert house.park(1, 1.0) == []
+    assert house.park([1], 1.0) == []
     assert house.ready(1, 2.0) == []
     assert house.is_holding(1)
 
@@ -249,7 +249,7 @@ def test_draining_refuses_waiters_and_newcomers_and_leaves_holders_alone():
     house.ask(1, ask(units=4), 0.0)
     house.ask(2, ask(), 0.0)
     house.ask(3, ask(), 0.0)
-    house.park(3, 0.0)
+    house.park([3], 0.0)
     refused = house.drain(1.0)
     assert {(event.ticket, event.refusal) for event in refused} == {(2, Refusal.DRAINING), (3, Refusal.DRAINING)}
     assert house.ask(4, ask(), 2.0)[0].refusal is Refusal.DRAINING

@@ -188,16 +188,18 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def release_again(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from(sorted(self.over)))
-        for call in (self.scheduler.release, self.scheduler.park, self.scheduler.ready):
-            assert call(ticket, self.reference.now) == []
+        for call in (self.scheduler.release, self.scheduler.ready):
+            assert call(ticket, self.now) == []
+        assert self.scheduler.park([ticket], self.now) == []
 
     @precondition(lambda self: any(not each.parked for each in self.reference.waiting.values()))
     @rule(data=st.data())
     def park(self, data: st.DataObject) -> None:
         line = [ticket for ticket, each in self.reference.waiting.items() if not each.parked]
-        ticket = data.draw(st.sampled_from(line))
-        events = self.scheduler.park(ticket, self.now)
-        self.reference.waiting[ticket].parked = True
+        tickets = data.draw(st.lists(st.sampled_from(line), min_size=1, max_size=3, unique=True))
+        events = self.scheduler.park(tickets, self.now)
+        for ticket in tickets:
+            self.reference.waiting[ticket].parked = True
         self.agree(events, [])
 
     @precondition(lambda self: any(each.parked for each in self.reference.waiting.values()))
@@ -214,9 +216,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         held = sorted(self.reference.held)
         parked = [ticket for ticket, each in self.reference.waiting.items() if each.parked]
         line = [ticket for ticket, each in self.reference.waiting.items() if not each.parked]
-        for call, tickets in ((self.scheduler.park, held + parked), (self.scheduler.ready, held + line)):
-            if tickets:
-                assert call(data.draw(st.sampled_from(tickets)), self.now) == []
+        assert self.scheduler.park(held + parked, self.now) == []
+        if held + line:
+            assert self.scheduler.ready(data.draw(st.sampled_from(held + line)), self.now) == []
 
     @rule(seconds=st.sampled_from([0.00390625, 0.5, 1.0, 3.0, 200.0]))
     def time_passes(self, seconds: float) -> None:
