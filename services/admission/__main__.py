@@ -1,5 +1,7 @@
 """Start admission: read settings, remember the past, serve, drain."""
 
+from collections.abc import Callable
+
 import grpc.aio
 
 from omniserve.admission.v1 import admission_pb2_grpc
@@ -34,15 +36,21 @@ def build(settings: AdmissionSettings, clock: Clock) -> Keeper:
     return Keeper(desk, clock, memory, is_dead=lambda session_id: is_dead(identity_in(session_id)))
 
 
-async def main(settings: AdmissionSettings, owner: Owner) -> None:
-    """Serve until told to stop."""
-    keeper = build(settings, SystemClock())
-    owner.start(keeper.run(), name="the desk's timer")
+def registration(keeper: Keeper, settings: AdmissionSettings) -> Callable[[grpc.aio.Server], None]:
+    """Return what adds the servicers to a server."""
 
     def register(server: grpc.aio.Server) -> None:
         servicer = AdmissionServicer(keeper, settings.intake(), grace_s=settings.session_grace_s)
         admission_pb2_grpc.add_AdmissionServiceServicer_to_server(servicer, server)
         admission_pb2_grpc.add_AdmissionAdminServiceServicer_to_server(AdmissionAdminServicer(keeper), server)
+
+    return register
+
+
+async def main(settings: AdmissionSettings, owner: Owner) -> None:
+    """Serve until told to stop."""
+    keeper = build(settings, SystemClock())
+    owner.start(keeper.run(), name="the desk's timer")
 
     async def drain() -> None:
         keeper.drain()
@@ -51,7 +59,7 @@ async def main(settings: AdmissionSettings, owner: Owner) -> None:
         name="admission",
         settings=settings,
         listen=settings.listen,
-        register=register,
+        register=registration(keeper, settings),
         service_names=SERVICES,
         owner=owner,
         on_drain=drain,

@@ -24,6 +24,8 @@ from services.kit.errors import DomainError, Reason
 SERVICES: Final = ("omniserve.admission.v1.AdmissionService", "omniserve.admission.v1.AdmissionAdminService")
 _DEFAULT_INTERVAL_MS: Final = 1_000
 _LEAST_INTERVAL_MS: Final = 50
+# How long the end of a session's requests is not believed to be its service's goodbye.
+_DOUBT_S: Final = 0.2
 _log = telemetry.logger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -197,6 +199,8 @@ class _Conversation:
                     self._keeper.session_ready(self._session_id, request.ready.ask_id)
                 case _:
                     raise DomainError(Reason.INVALID_REQUEST, "'open' comes once, at first", field="open")
+        # gRPC reports a broken stream as an end of requests too, and cancels the handler a moment later.
+        await asyncio.sleep(_DOUBT_S)
         self._keeper.end_session(self._session_id)
         self._inbox.events.put_nowait(None)
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from omniserve.admission.v1 import admission_pb2 as pb
 from services.kit.errors import DomainError, Reason
@@ -26,7 +26,10 @@ class Permit:
 
 
 class Asking:
-    """An ask in progress: it waits, is parked, or its permit is held. Made by PermitClient.ask."""
+    """An ask in progress: it waits, is parked, or its permit is held. Made by PermitClient.ask.
+
+    `wait` waits for a future as long as admission can be reached.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class Asking:
         on_queued: OnQueued | None,
         *,
         send: Callable[[pb.SessionRequest], None],
-        wait: Callable[["Asking"], Awaitable[Permit]],
+        wait: Callable[[asyncio.Future[Any]], Awaitable[None]],
     ) -> None:
         loop = asyncio.get_running_loop()
         self.ask_id = ask_id
@@ -43,6 +46,8 @@ class Asking:
         self.held = False
         self.parked = False
         self.answer: asyncio.Future[Permit | DomainError] = loop.create_future()
+        self._parking: asyncio.Future[None] = loop.create_future()
+        self._is_known = True
         self._send = send
         self._wait = wait
         self._ask = ask
@@ -50,32 +55,52 @@ class Asking:
         self._now = loop.time
         self._ends_at = loop.time() + ask.wait_ms / 1000 if ask.HasField("wait_ms") else None
 
-    def park(self) -> None:
-        """Step out of the line and keep the place. A grant that is on its way already stands: see `held`."""
-        if not self.held and not self.parked:
+    async def park(self) -> bool:
+        """Step out of the line and keep the place; return False when an answer came first: see `held`.
+
+        A place is lost when admission itself restarts meanwhile. Raises DomainError `admission_unavailable`.
+        """
+        if not self.parked and not self.answer.done():
             self.parked = True
+            self._parking = asyncio.get_running_loop().create_future()
             self._send(pb.SessionRequest(park=pb.SessionPark(ask_id=self.ask_id)))
+            await self._wait(self._parking)
+        return self.parked
 
     def ready(self) -> None:
         """Step back into the line at the old place."""
-        if self.parked:
-            self.parked = False
+        if not self.parked:
+            return
+        self.parked = False
+        if self._is_known:
             self._send(pb.SessionRequest(ready=pb.SessionReady(ask_id=self.ask_id)))
+        else:
+            self.introduce()
 
     async def granted(self) -> Permit:
         """Wait for the permit. Raises DomainError with admission's reason or `admission_unavailable`."""
-        return await self._wait(self)
+        await self._wait(self.answer)
+        answer = self.answer.result()
+        if isinstance(answer, DomainError):
+            raise answer
+        return answer
 
-    def requests(self) -> list[pb.SessionRequest]:
-        """Return what tells admission of this ask, with the wait that is left of the one asked for."""
+    def introduce(self) -> None:
+        """Tell a connection that does not know it of the ask, with what is left of its wait.
+
+        A parked ask is not told of before it is ready: it might be granted before admission reads that it is parked.
+        """
+        if self.answer.done():
+            return
+        self._is_known = not self.parked
+        if self.parked:
+            self._is_parked()
+            return
         ask = pb.Ask()
         ask.CopyFrom(self._ask)
         if self._ends_at is not None:
             ask.wait_ms = max(0, round((self._ends_at - self._now()) * 1000))
-        requests = [pb.SessionRequest(ask=pb.SessionAsk(ask_id=self.ask_id, ask=ask))]
-        if self.parked:
-            requests.append(pb.SessionRequest(park=pb.SessionPark(ask_id=self.ask_id)))
-        return requests
+        self._send(pb.SessionRequest(ask=pb.SessionAsk(ask_id=self.ask_id, ask=ask)))
 
     def as_held(self) -> pb.HeldPermit:
         """Return what a reconnecting session brings along."""
@@ -85,6 +110,8 @@ class Asking:
     def deliver(self, event: pb.SessionEvent) -> None:
         """Take one event of admission."""
         match event.WhichOneof("event"):
+            case "queued" if event.queued.position == 0:
+                self._is_parked()
             case "queued":
                 if self._on_queued is not None:
                     eta_ms = event.queued.eta_ms if event.queued.HasField("eta_ms") else None
@@ -95,14 +122,23 @@ class Asking:
                     permit.permit_id, permit.pool = granted.permit_id, granted.pool
                     permit.units, permit.waited_ms = granted.units, granted.waited_ms
                     self.held = True
-                    self.answer.set_result(permit)
+                    self._end(permit)
             case "yield_requested":
                 self.permit.yield_requested.set()
             case "rejected":
                 if not self.answer.done():
-                    self.answer.set_result(_refusal(event.rejected))
+                    self._end(_refusal(event.rejected))
             case None:
                 pass
+
+    def _end(self, answer: Permit | DomainError) -> None:
+        self.parked = False
+        self.answer.set_result(answer)
+        self._is_parked()
+
+    def _is_parked(self) -> None:
+        if not self._parking.done():
+            self._parking.set_result(None)
 
 
 def _refusal(rejected: pb.Rejected) -> DomainError:

@@ -11,9 +11,9 @@ for `patience_s` is refused with `admission_unavailable`.
 Who must load a model first steps out of the line meanwhile, so that a cold model blocks nobody:
 
     async with permits.ask(...) as asking:
-        asking.park()
-        ...  # load, under a permit of the loader's own
-        asking.ready()
+        if await asking.park():
+            ...  # load, under a permit of the loader's own
+            asking.ready()
         permit = await asking.granted()
 """
 
@@ -161,23 +161,20 @@ class PermitClient:
             pool=pool,
         )
         self._last_ask += 1
-        asking = self._asking[self._last_ask] = Asking(
-            self._last_ask, ask, on_queued, send=self._send, wait=self._answer
-        )
+        asking = self._asking[self._last_ask] = Asking(self._last_ask, ask, on_queued, send=self._send, wait=self._wait)
         try:
-            for request in asking.requests():
-                self._send(request)
+            asking.introduce()
             yield asking
         finally:
             del self._asking[asking.ask_id]
             if asking.held or not asking.answer.done():
                 self._send(pb.SessionRequest(release=pb.SessionRelease(ask_id=asking.ask_id)))
 
-    async def _answer(self, asking: Asking) -> Permit:
-        """Wait for grant or refusal; without a connection only for as long as patience lasts."""
-        while not asking.answer.done():
+    async def _wait(self, future: asyncio.Future[Any]) -> None:
+        """Wait until a future is done; without a connection only for as long as patience lasts."""
+        while not future.done():
             if self._connected.is_set():
-                either: set[asyncio.Future[Any]] = {asking.answer, self._loss}
+                either: set[asyncio.Future[Any]] = {future, self._loss}
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 continue
             try:
@@ -186,10 +183,6 @@ class PermitClient:
             except TimeoutError:
                 message = f"admission has not answered for {self._patience_s:g} s"
                 raise DomainError(Reason.ADMISSION_UNAVAILABLE, message, retry_after_ms=1_000) from None
-        answer = asking.answer.result()
-        if isinstance(answer, DomainError):
-            raise answer
-        return answer
 
     # ---- the session ----------------------------------------------------------------------------------------------
 
@@ -239,9 +232,7 @@ class PermitClient:
         for ask_id in sorted(brought - self._asking.keys()):
             self._send(pb.SessionRequest(release=pb.SessionRelease(ask_id=ask_id)))
         for asking in self._asking.values():
-            if not asking.answer.done():
-                for request in asking.requests():
-                    self._send(request)
+            asking.introduce()
         self._loss = asyncio.get_running_loop().create_future()
         self._connected.set()
 

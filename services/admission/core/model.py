@@ -70,7 +70,7 @@ class Ask(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """The ask waits at `position` (1 is next); `eta_s` is None while nothing has drained yet."""
+    """The ask waits at `position` (1 is next, 0 is parked); `eta_s` is None while nothing has drained yet."""
 
     ticket: int
     position: int

@@ -89,13 +89,18 @@ class Pool:
         return self._hand_over(now) if self.waiting else []
 
     def park(self, entries: Iterable[Entry], now: float) -> list[Event]:
-        """Let asks step out of the line, all at once, and keep their places; nothing happens to one that does not wait."""
-        parked = [entry for entry in entries if (entry.state, Move.PARK) in MOVES]
-        for entry in parked:
-            self._move(entry, Move.PARK)
-            self.line.remove(entry)
-            self.parked += 1
-        return self._hand_over(now) if parked else []
+        """Let asks step out of the line, all at once, and keep their places; nothing happens to one that does not wait.
+
+        Place 0 tells a caller that this came before any grant.
+        """
+        events: list[Event] = []
+        for entry in entries:
+            if (entry.state, Move.PARK) in MOVES:
+                self._move(entry, Move.PARK)
+                self.line.remove(entry)
+                self.parked += 1
+                events.append(Queued(entry.ticket, 0, None))
+        return events + self._hand_over(now) if events else []
 
     def ready(self, entry: Entry, now: float) -> list[Event]:
         """Step back into the line at the old place; nothing happens to an ask that is not parked."""

@@ -60,7 +60,7 @@ class DeskMachine(RuleBasedStateMachine):
                 case Rejected():
                     client.waits.pop(number, None)
                 case Queued(position=position):
-                    assert position >= 1
+                    assert position >= 1, "nobody parks here but who is lost"
 
     # ---- what services do -----------------------------------------------------------------------------------------
 
