@@ -220,13 +220,94 @@ async def _take_and_leave(permits: PermitClient, places: "asyncio.Queue[int] | N
         pass
 
 
-async def test_a_lost_session_gives_its_slots_back_after_the_grace(tmp_path, free_ports):
-    async with running(tmp_path, free_ports, SESSION_GRACE_S="0.2") as admission:
-        async with client(admission) as permits, AsyncExitStack() as held:
-            await held.enter_async_context(llm(permits))
-            assert (await admission.status()).in_use == 1
-            held.pop_all()  # the process dies without a word
+ENGINE = """
+import asyncio, sys
+from pathlib import Path
+from services.kit.channels import open_channel
+from services.kit.owner import Owner
+from services.kit.permits import PermitClient
+
+async def main():
+    address, state = sys.argv[1:]
+    async with (
+        open_channel(address, caller="llm", state_dir=Path(state)) as channel,
+        Owner() as owner,
+        PermitClient(channel, service="llm", session_id="engine", owner=owner) as permits,
+        permits.permit(modality="image", tier="free", principal="alice", request_id="r"),
+    ):
+        print("holding", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@asynccontextmanager
+async def engine(admission: Admission) -> AsyncIterator[asyncio.subprocess.Process]:
+    """An engine service in a process of its own that holds every slot."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", ENGINE, admission.address, str(admission.state_dir)),
+        cwd=ROOT,
+        env=admission.environ,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        assert await asyncio.wait_for(process.stdout.readline(), 30) == b"holding\n"
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_the_slots_of_a_killed_engine_are_free_long_before_the_grace_is_over(tmp_path, free_ports):
+    async with running(tmp_path, free_ports, SESSION_GRACE_S="600") as admission, engine(admission) as process:
+        assert (await admission.status()).in_use == 4
+        process.kill()
         await until_free(admission)
+
+
+async def test_a_restart_does_not_wait_for_an_engine_that_was_killed_meanwhile(tmp_path, free_ports):
+    async with running(tmp_path, free_ports, SETTLE_S="600") as admission:
+        async with engine(admission) as process:
+            await admission.kill()
+            process.kill()
+        await admission.start()
+        async with client(admission) as permits, llm(permits, wait_ms=20_000):
+            assert not (await admission.status()).holds
+
+
+async def test_a_restart_waits_for_a_session_that_may_still_run(tmp_path, free_ports):
+    async with running(tmp_path, free_ports, SETTLE_S="1.5") as admission:
+        async with admission.channel("llm") as channel:
+            ghost = admission_pb2_grpc.AdmissionServiceStub(channel).Session()
+            await ghost.write(pb.SessionRequest(open=pb.SessionOpen(session_id="from another machine", service="llm")))
+            await ghost.read()
+            await admission.kill()
+        await admission.start()
+        places: asyncio.Queue[int] = asyncio.Queue()
+        async with client(admission) as permits:
+            [hold] = (await admission.status()).holds
+            assert "1 sessions from before the restart" in hold.reason
+            with pytest.raises(DomainError):
+                async with llm(permits, may_wait=False):
+                    pass
+            await asyncio.wait_for(_take_and_leave(permits, places), 30)
+            assert places.get_nowait() == 1
+
+
+async def test_a_hold_outlives_a_restart_and_epochs_grow(tmp_path, free_ports):
+    async with running(tmp_path, free_ports) as admission:
+        await admission.hold(seconds=600, reason="hand-over", hold_id="mine", pool="gpu0")
+        await admission.kill()
+        await admission.start()
+        [hold] = (await admission.status()).holds
+        assert (hold.hold_id, hold.reason) == ("mine", "hand-over")
+        async with admission.channel("cli") as channel:
+            answer = await admission_pb2_grpc.AdmissionServiceStub(channel).GetStatus(pb.GetStatusRequest())
+        assert answer.epoch == 2
+        assert (await admission.release_holds()).released
 
 
 async def test_nobody_to_ask_is_a_clear_refusal(tmp_path, free_ports):
