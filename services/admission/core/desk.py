@@ -230,7 +230,7 @@ class Desk:
         self.memory_version += 1
         tickets = self.sessions.end(session)
         # First all of them out of the line, so that nothing is handed from one to the other on the way out.
-        events = self.scheduler.park(tickets, now)
+        events = [event for event in self.scheduler.park(tickets, now) if event.ticket not in tickets]
         return events + [event for ticket in tickets for event in self._give_back(ticket, now)]
 
     def _no_longer_missing(self, session_id: str, now: float) -> list[Delivery]:
