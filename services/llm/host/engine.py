@@ -115,6 +115,7 @@ class Engine:
         self._send_due()
 
     def _obey(self) -> None:
+        probed = False
         while self._inbox:
             command = self._inbox.popleft()
             if isinstance(command, Submit):
@@ -122,7 +123,10 @@ class Engine:
             elif isinstance(command, Cancel):
                 self._drop(command.request)
             else:
-                self._urgent = True
+                probed = True
+        if probed:  # now, not after a step that may take seconds
+            self._urgent = True
+            self._send_due()
 
     def _drop(self, request: int) -> None:
         with self._lock:
