@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 SETTLE_LIMIT_S = 15.0
+LOOK_S = 0.002  # asking without a pause would take the engine's cores
 LONG_PROMPT_WORDS = 900
 WORDS = ("the", "old", "city", "has", "cats", "and", "dogs", "in", "every", "street")
 _T = TypeVar("_T")
@@ -132,6 +133,7 @@ def until(read: Callable[[], _T], good: Callable[[_T], bool]) -> _T:
     end_s = time.monotonic() + SETTLE_LIMIT_S
     value = read()
     while not good(value) and time.monotonic() < end_s:
+        time.sleep(LOOK_S)
         value = read()
     return value
 
