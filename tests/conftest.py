@@ -13,10 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import hypothesis
 import psutil
 import pytest
 
 from deploy.control import NotRunningError, Process, Supervisor
+
+# Continuous integration judges a commit, so the same commit gets the same examples; everybody else explores.
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")
 
 ROOT = Path(__file__).resolve().parents[1]
 START_LIMIT_S = 110.0

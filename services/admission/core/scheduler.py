@@ -83,10 +83,13 @@ class Scheduler:
 
     def advance(self, now: float) -> list[Event]:
         """Do everything that is due at `now`: deadlines, ageing, the end of holds."""
-        # Who is served is decided by how everybody stands now, so ageing comes before the end of holds.
+        # Who is served is decided by how everybody stands now: ageing comes first, and holds that are over end together.
         events = [event for pool in self.pools.values() for event in pool.age(now)]
-        for hold_id in [hold.hold_id for hold in self.holds.values() if hold.until <= now]:
-            events += self.release_hold(hold_id, now)
+        expired = [hold.hold_id for hold in self.holds.values() if hold.until <= now]
+        for hold_id in expired:
+            del self.holds[hold_id]
+        if expired:
+            events += self._apply_holds(now)
         for pool in self.pools.values():
             events += pool.serve(now)
         return events
