@@ -3,7 +3,8 @@
 llama.cpp's threads spin at barriers between operations. On idle cores that is the fastest way; when another process takes
 a core, every barrier waits for a thread that is not running and a step can take fifty times as long. So the governor
 compares: it tries a neighbouring number of threads for a few steps and keeps whichever was faster. A doubled step time
-asks at once for fewer; else it asks after a pause that doubles each time the answer is no.
+asks at once for fewer. While it computes with fewer than all, or steps take longer than they did at their best, it asks
+after a pause that doubles each time the answer is no; on calm cores it asks once and then nothing more.
 """
 
 from collections.abc import Mapping
@@ -20,13 +21,16 @@ MAX_TOKENS: Final = 64
 class Rules:
     """`trial_steps`: steps a number of threads is tried for. `slow_steps`: doubled steps in a row that ask for fewer.
 
-    `first_pause_s`, `last_pause_s`: from the first pause between questions to the longest.
+    `suspicious`: usual step time over the best that makes a question worthwhile; the best grows by `best_forgets` with each
+    step, since steps get longer as answers do. `first_pause_s`, `last_pause_s`: the pauses between questions.
     """
 
     trial_steps: int = 4
     slow_steps: int = 3
     doubled: float = 2.0
     collapsed: float = 8.0
+    suspicious: float = 1.3
+    best_forgets: float = 1.002
     first_pause_s: float = 1.0
     last_pause_s: float = 60.0
     keep_more_below: float = 0.92
@@ -46,16 +50,22 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Governor:
-    """State of the governor. `settled`: threads outside a trial; `usual_s`: step time by tokens of the step."""
+    """State of the governor. `settled`: threads outside a trial.
+
+    `usual_s`: step time by tokens of the step, a running mean; `best_s`: the least lately. `questioned`: fewer threads have
+    been tried since it settled.
+    """
 
     settled: int
     most: int
-    usual_s: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    usual_s: Mapping[int, float] = field(default_factory=dict)
+    best_s: Mapping[int, float] = field(default_factory=dict)
     slow: tuple[float, ...] = ()
     trial: Trial | None = None
     ask_at_s: float = 0.0
     pause_s: float = 1.0
     ask_fewer_next: bool = False
+    questioned: bool = False
 
     @property
     def threads(self) -> int:
@@ -84,16 +94,16 @@ def observe(state: Governor, *, tokens: int, seconds: float, now_s: float, rules
     if state.trial is not None:
         return state if usual is None else _tried(state, state.trial, seconds / usual, now_s, rules)
     if usual is None:
-        return replace(state, usual_s=_noted(state.usual_s, tokens, seconds), slow=())
+        return replace(
+            state, usual_s={**state.usual_s, tokens: seconds}, best_s={**state.best_s, tokens: seconds}, slow=()
+        )
     ratio = seconds / usual
     if ratio >= rules.doubled:
         return _slowed(state, ratio, rules)
-    state = replace(state, usual_s=_noted(state.usual_s, tokens, usual + (seconds - usual) / 8), slow=())
-    return _asked(state, now_s) if now_s >= state.ask_at_s else state
-
-
-def _noted(usual_s: Mapping[int, float], tokens: int, seconds: float) -> Mapping[int, float]:
-    return MappingProxyType({**usual_s, tokens: seconds})
+    usual += (seconds - usual) / 8
+    best = min(state.best_s.get(tokens, seconds) * rules.best_forgets, seconds)
+    state = replace(state, usual_s={**state.usual_s, tokens: usual}, best_s={**state.best_s, tokens: best}, slow=())
+    return _asked(state, now_s, suspicious=usual > rules.suspicious * best) if now_s >= state.ask_at_s else state
 
 
 def _stride(threads: int) -> int:
@@ -107,15 +117,18 @@ def _slowed(state: Governor, ratio: float, rules: Rules) -> Governor:
         return replace(state, slow=slow)
     # What is usual has changed: the trial is measured against how slow it is now.
     scale = median(slow)
-    usual_s = MappingProxyType({size: seconds * scale for size, seconds in state.usual_s.items()})
+    usual_s = {size: seconds * scale for size, seconds in state.usual_s.items()}
     if state.settled <= 1:
         return replace(state, usual_s=usual_s, slow=())
     fewer = max(1, state.settled - _stride(state.settled))
     return replace(state, usual_s=usual_s, slow=(), trial=Trial(fewer))
 
 
-def _asked(state: Governor, now_s: float) -> Governor:
-    fewer = state.settled > 1 and (state.ask_fewer_next or state.settled >= state.most)
+def _asked(state: Governor, now_s: float, *, suspicious: bool) -> Governor:
+    suspicious = suspicious or not state.questioned
+    fewer = state.settled > 1 and suspicious and (state.ask_fewer_next or state.settled >= state.most)
+    if not fewer and state.settled >= state.most:
+        return state
     step = _stride(state.settled)
     threads = max(1, state.settled - step) if fewer else min(state.most, state.settled + step)
     return replace(state, trial=Trial(threads), ask_fewer_next=not fewer, ask_at_s=now_s + state.pause_s)
@@ -130,10 +143,17 @@ def _tried(state: Governor, trial: Trial, ratio: float, now_s: float, rules: Rul
     result = median(ratios[1:]) if len(ratios) > 1 else ratios[0]
     limit = rules.keep_fewer_below if trial.threads < state.settled else rules.keep_more_below
     if result < limit and not hopeless:
-        usual_s = MappingProxyType({size: seconds * result for size, seconds in state.usual_s.items()})
+        usual_s = {size: seconds * result for size, seconds in state.usual_s.items()}
         pause_s = rules.first_pause_s
-        return replace(
-            state, settled=trial.threads, usual_s=usual_s, trial=None, ask_at_s=now_s + pause_s, pause_s=pause_s
+        return Governor(
+            settled=trial.threads,
+            most=state.most,
+            usual_s=usual_s,
+            best_s=usual_s,
+            ask_at_s=now_s + pause_s,
+            pause_s=pause_s,
+            ask_fewer_next=state.ask_fewer_next,
         )
     pause_s = min(rules.last_pause_s, state.pause_s * 2)
-    return replace(state, trial=None, ask_at_s=now_s + pause_s, pause_s=pause_s)
+    questioned = state.questioned or trial.threads < state.settled
+    return replace(state, trial=None, ask_at_s=now_s + pause_s, pause_s=pause_s, questioned=questioned)

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,12 +26,24 @@ def taken(threads: int) -> float:
     return {1: 0.017, 2: 0.6}[threads]
 
 
-def test_on_idle_cores_all_threads_stay_and_questions_get_rare() -> None:
+def test_on_idle_cores_all_threads_stay_and_it_asks_only_once() -> None:
     state = start(2, 0.0)
     state, now_s = run(state, idle, steps=3000, now_s=0.0)
     assert state.settled == 2
-    assert state.pause_s > 8 * DEFAULT_RULES.first_pause_s
-    assert now_s < 3000 * 0.0095, "trials cost less than a twentieth"
+    assert state.questioned
+    trial_s = DEFAULT_RULES.trial_steps * (idle(1) - idle(2))
+    assert now_s == pytest.approx(3000 * idle(2) + trial_s)
+
+
+def test_steps_that_grow_with_the_answers_are_no_reason_to_ask() -> None:
+    state, now_s = run(start(2, 0.0), idle, steps=300, now_s=0.0)
+    seen = set()
+    for step in range(2000):
+        seconds = idle(state.threads) * (1 + step / 1000)
+        now_s += seconds
+        state = observe(state, tokens=4, seconds=seconds, now_s=now_s)
+        seen.add(state.threads)
+    assert seen == {2}
 
 
 def test_a_collapsed_step_drops_a_thread_at_once() -> None:
