@@ -1,10 +1,13 @@
 """What chats and completions share in their answers: finish reasons, token counts, log-probabilities."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from omniserve.llm.v1 import llm_pb2
+from services.kit.errors import DomainError, Reason
+
+_LEAST_LOGPROB: Final = -9999.0
 
 # OpenAI has no word for a floor on probability: like a stop string, it is a stop that the caller asked for.
 _FINISH: Final[Mapping[int, str]] = {
@@ -30,17 +33,27 @@ def finish_word(reason: int) -> str | None:
     return _FINISH.get(reason)
 
 
+def require_ends(ended: Collection[int], choices: int) -> None:
+    """Raise DomainError engine_failed when the engine says it is done but a choice has no end: that is no whole answer."""
+    if len(ended) < choices:
+        raise DomainError(
+            Reason.ENGINE_FAILED, f"The answer was cut short: {choices - len(ended)} of {choices} choices have no end."
+        )
+
+
 def usage_object(usages: Iterable[llm_pb2.Usage]) -> dict[str, Any]:
     """Return the token counts over all prompts."""
     counted = list(usages)
     prompt = sum(usage.prompt_tokens for usage in counted)
     completion = sum(usage.completion_tokens for usage in counted)
+    cached = sum(usage.cached_tokens for usage in counted)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in counted)},
+        "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in counted)},
+        "cached_prompt_tokens": cached,
     }
 
 
@@ -60,7 +73,12 @@ def chat_logprobs(logprobs: Iterable[llm_pb2.TokenLogprob]) -> dict[str, Any]:
 
 
 def _chat_token(token: llm_pb2.TokenLogprob) -> dict[str, Any]:
-    return {"token": token.token, "logprob": token.logprob, "bytes": list(token.raw)}
+    return {"token": token.token, "logprob": _finite(token.logprob), "bytes": list(token.raw)}
+
+
+def _finite(logprob: float) -> float:
+    """Return a number that JSON has; OpenAI writes this one for a token of hardly any probability."""
+    return max(logprob, _LEAST_LOGPROB)
 
 
 def completion_logprobs(logprobs: Sequence[llm_pb2.TokenLogprob], offset: int) -> dict[str, Any]:
@@ -71,8 +89,8 @@ def completion_logprobs(logprobs: Sequence[llm_pb2.TokenLogprob], offset: int) -
         offset += len(token.token)
     return {
         "tokens": [token.token for token in logprobs],
-        "token_logprobs": [token.logprob for token in logprobs],
-        "top_logprobs": [{each.token: each.logprob for each in token.top} for token in logprobs],
+        "token_logprobs": [_finite(token.logprob) for token in logprobs],
+        "top_logprobs": [{each.token: _finite(each.logprob) for each in token.top} for token in logprobs],
         "text_offset": offsets,
     }
 

@@ -12,6 +12,7 @@ from facade.translate.answers import (
     chat_logprobs,
     completion_logprobs,
     finish_word,
+    require_ends,
     timings_object,
     tool_call_delta,
     usage_object,
@@ -28,7 +29,10 @@ class Stream(Protocol):
         """Return the events for what a prompt's choices gained."""
 
     def done(self, prompt: int, done: llm_pb2.Done) -> bytes:
-        """Return the events that end a prompt's choices. A finish reason is told only now: the answer is whole."""
+        """Return the events that end a prompt's choices. A finish reason is told only now: the answer is whole.
+
+        Raises DomainError engine_failed when a choice has no end.
+        """
 
     def end(self) -> bytes:
         """Return the events that end the answer."""
@@ -60,6 +64,7 @@ class ChatStream:
 
     def __init__(self, head: Head, *, include_usage: bool) -> None:
         self._frame = _Frame(head, "chat.completion.chunk", include_usage=include_usage)
+        self._choices_asked = head.choices
         self._choices: dict[int, _ChatChoice] = {}
         self._finishes: dict[int, str] = {}
 
@@ -82,6 +87,7 @@ class ChatStream:
 
     def done(self, prompt: int, done: llm_pb2.Done) -> bytes:  # noqa: ARG002 - a chat has one prompt
         """As Stream.done."""
+        require_ends(self._finishes, self._choices_asked)
         self._frame.count(done)
         return b"".join([self._choices[index].finish(word) for index, word in sorted(self._finishes.items())])
 
@@ -157,9 +163,10 @@ class CompletionStream:
 
     def done(self, prompt: int, done: llm_pb2.Done) -> bytes:
         """As Stream.done."""
+        finishes = self._finishes.pop(prompt, {})
+        require_ends(finishes, self._choices_of_one)
         self._frame.count(done)
-        finishes = sorted(self._finishes.pop(prompt, {}).items())
-        return b"".join([self._chunk(index, "", b"null", orjson.dumps(word)) for index, word in finishes])
+        return b"".join([self._chunk(index, "", b"null", orjson.dumps(finishes[index])) for index in sorted(finishes)])
 
     def end(self) -> bytes:
         """As Stream.end."""

@@ -8,6 +8,7 @@ from facade.translate.answers import (
     chat_logprobs,
     completion_logprobs,
     finish_word,
+    require_ends,
     timings_object,
     usage_object,
 )
@@ -21,7 +22,7 @@ class Whole(Protocol):
         """Take what a prompt's choices gained."""
 
     def done(self, prompt: int, done: llm_pb2.Done) -> None:
-        """Take the end of a prompt."""
+        """Take the end of a prompt. Raises DomainError engine_failed when one of its choices has no end."""
 
     def result(self) -> dict[str, Any]:
         """Return the answer."""
@@ -77,8 +78,11 @@ class _Collected:
             index = prompt * self._head.choices + delta.index
             self._choices.setdefault(index, _Choice()).take(delta)
 
-    def done(self, prompt: int, done: llm_pb2.Done) -> None:  # noqa: ARG002 - counts are over all prompts
+    def done(self, prompt: int, done: llm_pb2.Done) -> None:
         """As Whole.done."""
+        first = prompt * self._head.choices
+        mine = range(first, first + self._head.choices)
+        require_ends([index for index in mine if index in self._choices and self._choices[index].finish], len(mine))
         self._usages.append(done.usage)
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -2,18 +2,21 @@
 
 import json
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from facade.translate.answers import Head
+from facade.translate.answers import Head, usage_object
 from facade.translate.failures import error_of, rest_field
 from facade.translate.stream import DONE, ChatStream, CompletionStream
 from facade.translate.whole import WholeChat, WholeCompletion
 from omniserve.llm.v1 import llm_pb2
-from services.kit.errors import Reason
+from services.kit.errors import DomainError, Reason
 
 HEAD = Head("chatcmpl-1", 1_700_000_000, 'a "model"', choices=2)
+ONE = Head("chatcmpl-1", 1_700_000_000, "a", choices=1)
+STOP = llm_pb2.ChoiceDelta(finish_reason=llm_pb2.FINISH_REASON_STOP)
 END = llm_pb2.Done(usage=llm_pb2.Usage(prompt_tokens=4, completion_tokens=6, cached_tokens=1, reasoning_tokens=2))
 
 
@@ -72,7 +75,10 @@ def test_streamed_completions_say_what_whole_ones_say(pieces):
     for prompt, piece in pieces:
         raw += stream.output(prompt, output(piece))
         whole.output(prompt, output(piece))
+    ends = output(*(llm_pb2.ChoiceDelta(index=each, finish_reason=llm_pb2.FINISH_REASON_STOP) for each in (0, 1)))
     for prompt in range(3):
+        raw += stream.output(prompt, ends)
+        whole.output(prompt, ends)
         raw += stream.done(prompt, END)
         whole.done(prompt, END)
     texts: dict[int, str] = {}
@@ -80,12 +86,12 @@ def test_streamed_completions_say_what_whole_ones_say(pieces):
         assert "usage" not in event
         for choice in event["choices"]:
             texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
-    assert texts == {each["index"]: each["text"] for each in whole.result()["choices"] if each["index"] in texts}
+    assert texts == {each["index"]: each["text"] for each in whole.result()["choices"]}
     assert whole.result()["usage"]["total_tokens"] == 30
 
 
 def test_the_role_comes_first_and_the_finish_reason_only_with_the_end():
-    stream = ChatStream(HEAD, include_usage=False)
+    stream = ChatStream(ONE, include_usage=False)
     first = events(stream.output(0, output(llm_pb2.ChoiceDelta(text="x", finish_reason=llm_pb2.FINISH_REASON_STOP))))
     assert first[0]["choices"][0]["delta"]["role"] == "assistant"
     assert [event["choices"][0]["finish_reason"] for event in first] == [None, None]
@@ -102,7 +108,7 @@ def test_the_role_comes_first_and_the_finish_reason_only_with_the_end():
     ],
 )
 def test_every_finish_reason_has_openais_word(reason, word):
-    stream = ChatStream(HEAD, include_usage=False)
+    stream = ChatStream(ONE, include_usage=False)
     stream.output(0, output(llm_pb2.ChoiceDelta(finish_reason=reason)))
     assert events(stream.done(0, END))[0]["choices"][0]["finish_reason"] == word
 
@@ -133,6 +139,35 @@ def test_logprobs_of_an_echoed_completion_begin_after_the_prompt():
     logprob = llm_pb2.TokenLogprob(token="ab", logprob=-1)
     whole.output(0, output(llm_pb2.ChoiceDelta(text="abab", logprobs=[logprob, logprob])))
     assert whole.result()["choices"][0]["logprobs"]["text_offset"] == [6, 8]
+
+
+@pytest.mark.parametrize("collector", [ChatStream, CompletionStream, WholeChat, WholeCompletion])
+@pytest.mark.parametrize("said", [[], [STOP]], ids=["no choice ended", "one of two ended"])
+def test_a_done_before_every_choice_has_ended_is_a_failure_and_no_end(collector, said):
+    options = {"include_usage": False} if collector in (ChatStream, CompletionStream) else {}
+    answer = collector(HEAD, **options)
+    answer.output(0, output(llm_pb2.ChoiceDelta(index=1, text="x"), *said))
+    with pytest.raises(DomainError) as failed:
+        answer.done(0, END)
+    assert failed.value.reason is Reason.ENGINE_FAILED
+    assert f"{2 - len(said)} of 2" in failed.value.message
+
+
+@pytest.mark.parametrize("collector", [WholeChat, WholeCompletion])
+def test_a_probability_of_zero_is_told_as_a_number_that_json_has(collector):
+    nothing = llm_pb2.TokenLogprob(token="a", logprob=float("-inf"))
+    token = llm_pb2.TokenLogprob(token="b", logprob=-0.5, top=[nothing])
+    answer = collector(ONE)
+    answer.output(0, output(llm_pb2.ChoiceDelta(text="ab", logprobs=[nothing, token]), STOP))
+    told = json.loads(orjson.dumps(answer.result()["choices"][0]["logprobs"]))
+    assert "-9999.0" in json.dumps(told)
+    assert "null" not in json.dumps({**told, "refusal": 0})
+
+
+def test_the_saving_of_the_prefix_cache_is_told_in_openais_place_and_in_ours():
+    usage = usage_object([END.usage, END.usage])
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert usage["cached_prompt_tokens"] == 2
 
 
 @pytest.mark.parametrize(
