@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import grpc.aio
-from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from facade.door import Principal
 from facade.translate.failures import as_rest
 from facade.translate.models import find_model
+from facade.translate.state import plain, troubles
 from omniserve.admission.v1 import admission_pb2, admission_pb2_grpc
 from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
 from services.kit.channels import call_metadata
@@ -82,6 +82,14 @@ class LlmCalls:
         return await _told(call(request, timeout=limit_s, metadata=metadata), peer="llm", limit_s=limit_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How one service is: serving, degraded, not_serving or unreachable; `detail` says why, where that is known."""
+
+    status: str
+    detail: str = ""
+
+
 @dataclass(slots=True)
 class _Known:
     status: dict[str, Any]
@@ -104,16 +112,28 @@ class Peers:
         self._status_budget_s = status_budget_s
         self._known: dict[str, _Known] = {}
 
-    async def health(self) -> dict[str, str]:
-        """Return for each service: serving, not_serving, or unreachable."""
-        return await _all({name: self._health_of(stub) for name, stub in self._health.items()})
+    async def health(self) -> dict[str, Health]:
+        """Return how each service is."""
+        return await _all({name: self._health_of(name) for name in self._health})
 
-    async def _health_of(self, stub: Any) -> str:  # noqa: ANN401 - the package ships no types
+    async def _health_of(self, name: str) -> Health:
         try:
-            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=self._health_limit_s)
+            answer = await self._health[name].Check(health_pb2.HealthCheckRequest(), timeout=self._health_limit_s)
         except grpc.aio.AioRpcError:
-            return "unreachable"
-        return "serving" if answer.status == health_pb2.HealthCheckResponse.SERVING else "not_serving"
+            return Health("unreachable")
+        if answer.status != health_pb2.HealthCheckResponse.SERVING:
+            return Health("not_serving")
+        found = await self._troubles_of_llm() if name == "llm" else []
+        return Health("degraded", "; ".join(found)) if found else Health("serving")
+
+    async def _troubles_of_llm(self) -> list[str]:
+        """Return what llm itself says is wrong although it serves, such as weights on the CPU against the settings."""
+        try:
+            status = await self._status["llm"](self._health_limit_s)
+        except grpc.aio.AioRpcError:
+            return ["it serves, but does not tell its status"]
+        assert isinstance(status, llm_pb2.GetStatusResponse)  # noqa: S101 - the stub's answer
+        return troubles(status)
 
     async def status(self) -> dict[str, dict[str, Any]]:
         """Return each service's status as JSON within the budget: fresh, or the last one known marked `stale`."""
@@ -129,9 +149,7 @@ class Peers:
             return (
                 told if known is None else known.status | told | {"age_s": round(self._clock.monotonic() - known.at, 1)}
             )
-        status = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True) | {
-            "stale": False
-        }
+        status = plain(message) | {"stale": False}
         self._known[name] = _Known(status, self._clock.monotonic())
         return status
 

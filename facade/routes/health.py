@@ -10,6 +10,8 @@ from starlette.responses import Response
 from facade.describe import answers
 from facade.door import principal_of
 from facade.errors import error_object
+from facade.peers import Health
+from facade.translate.state import summary
 from facade.wiring import Facade
 from services.kit.errors import DomainError, Reason
 
@@ -42,33 +44,40 @@ def router(facade: Facade) -> APIRouter:
         told = error_object(error, principal_of(request.scope).request_id)
         return _json({"status": "not_ready", "services": _details(found), **told}, status=503)
 
-    def _not_ready(found: Mapping[str, str]) -> DomainError | None:
+    def _not_ready(found: Mapping[str, Health]) -> DomainError | None:
         if facade.draining.is_set():
             return DomainError(Reason.DRAINING, "The facade is shutting down.")
-        missing = [f"{name} is {found[name]}" for name in facade.settings.required_services if found[name] != "serving"]
+        required = {name: found[name] for name in facade.settings.required_services}
+        missing = [f"{name} is {_words(each)}" for name, each in required.items() if each.status != "serving"]
         return DomainError(Reason.LOADING, f"Not ready: {', '.join(missing)}.") if missing else None
 
     @routes.get(
         "/status",
         summary="Show what every service tells about itself",
-        responses=answers("status and services; numbers of 64 bits are strings"),
+        responses=answers("status, services, and gpu, tune and speculation of the default model"),
         response_class=Response,
     )
     async def status() -> Response:
         services = await facade.peers.status()
         fresh = all(not each["stale"] for each in services.values())
         verdict = _verdict(await facade.peers.health()) if fresh else "degraded"
-        return _json({"status": verdict, "services": services})
+        return _json({"status": verdict, "services": services, **summary(services)})
 
     return routes
 
 
-def _verdict(found: Mapping[str, str]) -> str:
-    return "ok" if all(each == "serving" for each in found.values()) else "degraded"
+def _verdict(found: Mapping[str, Health]) -> str:
+    return "ok" if all(each.status == "serving" for each in found.values()) else "degraded"
 
 
-def _details(found: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    return {name: {"status": each} for name, each in found.items()}
+def _details(found: Mapping[str, Health]) -> dict[str, dict[str, str]]:
+    return {
+        name: {"status": each.status} | ({"detail": each.detail} if each.detail else {}) for name, each in found.items()
+    }
+
+
+def _words(health: Health) -> str:
+    return f"{health.status} ({health.detail})" if health.detail else health.status
 
 
 def _json(value: dict[str, Any], status: int = 200) -> Response:

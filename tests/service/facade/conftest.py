@@ -82,6 +82,7 @@ class ScriptedLlm(llm_pb2_grpc.LlmServiceServicer):
         self.hang.set()
         self.callers: list[tuple[str, str, str]] = []
         self.close_sessions = asyncio.Event()
+        self.engine = llm_pb2.EngineStatus(model="tiny", slots=4)
 
     async def started(self) -> Started:
         """Wait for the next generation."""
@@ -132,7 +133,7 @@ class ScriptedLlm(llm_pb2_grpc.LlmServiceServicer):
 
     async def GetStatus(self, request, context):
         await self.hang.wait()
-        return llm_pb2.GetStatusResponse(engines=[llm_pb2.EngineStatus(model="tiny", slots=4)])
+        return llm_pb2.GetStatusResponse(engines=[self.engine])
 
 
 class ScriptedAdmission(admission_pb2_grpc.AdmissionServiceServicer):

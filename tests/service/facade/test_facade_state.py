@@ -4,6 +4,7 @@ import pytest
 
 from facade.server import running_facade
 from facade.settings import FacadeSettings
+from omniserve.llm.v1 import llm_pb2
 
 
 async def test_health_is_ok_while_all_services_are(mesh):
@@ -20,6 +21,26 @@ async def test_an_llm_without_its_engine_degrades_health_and_ends_readiness(mesh
     assert "llm is not_serving" in ready.json()["error"]["message"]
     mesh.llm_health.set(True)
     assert (await mesh.http.get("/readyz")).status_code == 200
+
+
+async def test_an_engine_on_the_cpu_against_the_settings_degrades_health_and_ends_readiness(mesh):
+    mesh.llm.engine.placement.MergeFrom(
+        llm_pb2.Placement(device="cpu", degraded=True, reason="20 layers asked for, no GPU backend")
+    )
+    health, ready = await mesh.http.get("/health"), await mesh.http.get("/readyz")
+    assert (health.status_code, health.json()["status"]) == (200, "degraded")
+    assert "no GPU backend" in health.json()["services"]["llm"]["detail"]
+    assert ready.status_code == 503
+    assert "no GPU backend" in ready.json()["error"]["message"]
+    mesh.llm.engine.placement.degraded = False
+    assert (await mesh.http.get("/readyz")).status_code == 200
+
+
+async def test_an_llm_that_serves_but_does_not_tell_its_status_is_degraded(mesh):
+    mesh.llm.hang.clear()
+    health = (await mesh.http.get("/health")).json()
+    mesh.llm.hang.set()
+    assert health["services"]["llm"]["status"] == "degraded"
 
 
 async def test_a_stopped_llm_is_unreachable(mesh):
@@ -41,6 +62,16 @@ async def test_status_shows_what_every_service_tells(mesh):
     assert answer["services"]["llm"]["engines"][0]["active_sequences"] == 0
     assert answer["services"]["admission"]["pools"][0]["name"] == "gpu0"
     assert not any(service["stale"] for service in answer["services"].values())
+
+
+async def test_status_tells_at_the_top_where_the_default_model_runs(mesh):
+    mesh.llm.engine.placement.MergeFrom(llm_pb2.Placement(device="cuda0", gpu_layers=9, kv_type="q8_0"))
+    mesh.llm.engine.tune.profile = "ada"
+    mesh.llm.engine.decode_tokens_total = 2**40
+    answer = (await mesh.http.get("/status")).json()
+    assert answer["gpu"] == {"placement": "gpu", "device": "cuda0", "kv_type": "q8_0", "degraded": False}
+    assert answer["tune"]["profile"] == "ada"
+    assert answer["services"]["llm"]["engines"][0]["decode_tokens_total"] == 2**40
 
 
 async def test_status_shows_the_last_word_of_a_silent_service_as_stale(open_mesh):
