@@ -5,7 +5,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from facade.door import Door, principal_of
-from facade.errors import error_response
+from facade.errors import error_response, note_if_caller_left
 from facade.routes import absent, docs, generations, health, models, tokens
 from facade.wiring import Facade
 from services.kit.errors import DomainError, Reason
@@ -37,6 +37,7 @@ def build_app(facade: Facade, book: TokenBook | None) -> FastAPI:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, DomainError)  # noqa: S101 - registered for nothing else
+    note_if_caller_left(error)
     return error_response(error, principal_of(request.scope).request_id)
 
 

@@ -25,7 +25,15 @@ async def read_request(request: Request, translate: Callable[[Mapping[str, Any]]
 
 
 async def read_body(request: Request, *, limit_mib: int) -> bytes:
-    """Return the body. Raises DomainError too_large as soon as it is over the limit, cancelled when the caller leaves."""
+    """Return the body.
+
+    Raises DomainError too_large as soon as it is over the limit, cancelled when the caller leaves, unsupported for a
+    compressed one: what it would unpack to is not bounded by its own size.
+    """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        sentence = f"The body has content-encoding {encoding[:40]!r}; send it as it is."
+        raise DomainError(Reason.UNSUPPORTED, sentence, field="content-encoding")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit_mib * MIB:
         raise _too_large(limit_mib)

@@ -56,7 +56,11 @@ def principal_of(scope: Scope) -> Principal:
 
 
 class Door:
-    """ASGI middleware around everything. `book` None believes every caller."""
+    """ASGI middleware around everything. `book` None believes every caller.
+
+    It makes the span itself: the OpenTelemetry package's middleware works on every message that is sent, and a stream
+    sends one for each piece of its text.
+    """
 
     def __init__(self, app: ASGIApp, *, book: TokenBook | None) -> None:
         self._app = app
@@ -87,6 +91,7 @@ class Door:
             _describe(span, scope, tell.status or _CALLER_LEFT)
 
     async def _serve(self, visit: "_Visit", scope: Scope, receive: Receive, tell: "_Telling") -> None:
+        tell.traceparent = visit.traceparent.encode()
         context.set_current_request(context.Request(visit.request_id, visit.traceparent or None))
         try:
             if scope["path"] not in _OPEN_PATHS:
@@ -128,17 +133,19 @@ class _Visit:
 
 
 class _Telling:
-    """Puts the request id on the response and remembers the status."""
+    """Puts the ids of the request and its trace on the response and remembers the status."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
         self._request_id = request_id.encode()
+        self.traceparent = b""
         self.status = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
+            headers = [*message.get("headers", ()), (b"x-request-id", self._request_id)]
+            message["headers"] = [*headers, (b"traceparent", self.traceparent)] if self.traceparent else headers
         await self._send(message)
 
 

@@ -9,7 +9,10 @@ from typing import Any, Final
 import orjson
 from starlette.responses import Response
 
+from services.kit import telemetry
 from services.kit.errors import DomainError, Reason
+
+_log = telemetry.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,12 @@ HTTP: Final[Mapping[Reason, Http]] = MappingProxyType(
         Reason.UPSTREAM_TIMEOUT: Http(504, _SERVER),
     }
 )
+
+
+def note_if_caller_left(error: DomainError) -> None:
+    """Log a request whose caller hung up; there is nobody left to whom its status could be told."""
+    if error.reason is Reason.CANCELLED:
+        _log.info("the caller left", status=HTTP[error.reason].status, why=error.message)
 
 
 def retry_after_ms(error: DomainError) -> int | None:

@@ -8,7 +8,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from facade.errors import UNEXPECTED, error_event, error_response
+from facade.errors import UNEXPECTED, error_event, error_response, note_if_caller_left
 from facade.generation import Generation, watching
 from facade.mailbox import Event
 from facade.translate.stream import Stream
@@ -84,8 +84,7 @@ class StreamedAnswer(Response):
             await self._fail(_known(error), line, scope, receive, send)
 
     async def _fail(self, error: DomainError, line: _Line, scope: Scope, receive: Receive, send: Send) -> None:
-        if error.reason is Reason.CANCELLED:
-            return  # nobody is there to hear it
+        note_if_caller_left(error)
         if line.open:
             await line.write(error_event(error, self._request_id), last=True)
         else:

@@ -1,6 +1,7 @@
 """Requests: who may ask, what is refused how, and what reaches llm."""
 
 import asyncio
+import gzip
 import http.client
 import json
 
@@ -115,6 +116,13 @@ async def test_a_body_over_the_limit_is_a_413_that_names_the_limit(open_mesh, ch
         status, message = await asyncio.to_thread(send)
     assert status == 413
     assert "1 MiB" in message
+
+
+async def test_a_compressed_body_is_refused_by_the_name_of_its_header(mesh):
+    packed = gzip.compress(b'{"messages": [{"role": "user", "content": "x"}]}')
+    answer = await mesh.http.post("/v1/chat/completions", content=packed, headers={"content-encoding": "gzip"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "content-encoding")
+    assert answer.json()["error"]["reason"] == "unsupported"
 
 
 async def test_a_big_body_is_read_whole(mesh, chat):

@@ -159,6 +159,31 @@ async def test_a_finish_reason_is_not_told_before_the_answer_is_whole(mesh, read
     assert all(event["choices"][0]["finish_reason"] is None for event in events[:-1])
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_done_before_every_choice_has_ended_is_an_error_and_no_end(mesh, read_stream, path):
+    async with asyncio.TaskGroup() as tasks:
+
+        async def half():
+            started = await mesh.llm.started()
+            started.text("one of two", index=0)
+            started.text("two of two", index=1)
+            started.finish(choices=1)
+
+        tasks.create_task(half())
+        fields = {"prompt": "x"} if path == "/v1/completions" else {}
+        async with read_stream(mesh, path, n=2, **fields) as reading:
+            events = await reading.rest()
+    assert events[-1]["error"]["reason"] == "engine_failed"
+    assert all(choice["finish_reason"] is None for event in events[:-1] for choice in event["choices"])
+
+
+async def test_a_whole_answer_with_an_unended_choice_is_a_500(mesh, chat):
+    asking = chat(n=2)
+    (await mesh.llm.started()).finish(choices=1)
+    answer = await asking
+    assert (answer.status_code, answer.json()["error"]["reason"]) == (500, "engine_failed")
+
+
 async def test_requests_wait_for_an_llm_that_restarts(mesh, chat):
     await mesh.stop_llm()
     asking = chat()
@@ -179,13 +204,17 @@ async def test_a_request_that_waited_in_vain_for_llm_is_a_503(open_mesh):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_caller_who_hangs_up_cancels_the_generation(mesh, chat, stream):
+async def test_a_caller_who_hangs_up_cancels_the_generation_and_is_logged_as_a_499(mesh, chat, caplog, stream):
+    caplog.set_level("INFO")
     asking = chat(stream=stream)
     started = await mesh.llm.started()
     started.say(queued=llm_pb2.Queued(position=1))
     asking.cancel()
     async with asyncio.timeout(20):
         await started.cancelled.wait()
+        while not (left := [each for each in caplog.messages if "the caller left" in each]):
+            await asyncio.sleep(0.01)
+    assert "499" in f"{left[0]} {caplog.records[-1].__dict__}"
     assert mesh.running.facade.session.running == 0
 
 

@@ -18,7 +18,7 @@ async def test_the_work_of_llm_is_below_the_facades_span_which_is_below_the_call
         asking = chat()
         started = await mesh.llm.started()
         started.finish()
-        await asking
+        answer = await asking
         await mesh.http.get("/health")
     (span,) = [each for each in exporter.get_finished_spans() if each.kind.name == "SERVER"]
     assert span.name == "POST /v1/chat/completions"
@@ -26,3 +26,23 @@ async def test_the_work_of_llm_is_below_the_facades_span_which_is_below_the_call
     assert f"{span.parent.span_id:016x}" == "00f067aa0ba902b7"
     assert span.attributes["http.response.status_code"] == 200
     assert started.start.traceparent == f"00-{TRACE}-{span.context.span_id:016x}-01"
+    assert answer.headers["traceparent"] == started.start.traceparent
+
+
+async def test_without_tracing_the_callers_trace_is_passed_on_and_told_back(mesh, chat):
+    theirs = f"00-{TRACE}-00f067aa0ba902b7-01"
+    mesh.http.headers["traceparent"] = theirs
+    asking = chat()
+    started = await mesh.llm.started()
+    started.finish()
+    assert started.start.traceparent == theirs
+    assert (await asking).headers["traceparent"] == theirs
+
+
+async def test_a_traceparent_that_is_none_is_neither_passed_on_nor_told_back(mesh, chat):
+    mesh.http.headers["traceparent"] = "00-nonsense"
+    asking = chat()
+    started = await mesh.llm.started()
+    started.finish()
+    assert started.start.traceparent == ""
+    assert "traceparent" not in (await asking).headers
