@@ -48,7 +48,7 @@ def prefill_budget(pace: Pace, limits: StepLimits, *, decoding: int, prefilling:
     if pace.prefill_token_s <= 0.0:
         return min(room, limits.floor_tokens)
     usual_s = max(limits.stall_s, limits.stall_ratio * pace.decode_step_s)
-    crowded_s = min(usual_s * prefilling / decoding, limits.most_stall_s)
+    crowded_s = min(usual_s * (2 * prefilling / decoding - 1), limits.most_stall_s)
     spare_s = max(usual_s, crowded_s) - pace.decode_step_s
     if room * pace.prefill_token_s <= spare_s:
         return room
@@ -58,18 +58,30 @@ def prefill_budget(pace: Pace, limits: StepLimits, *, decoding: int, prefilling:
 def share_prefill(remaining: Sequence[int], budget: int) -> list[int]:
     """Return how many tokens each prompt gets of `budget`, in the order of `remaining` (oldest first).
 
-    Max-min fair: nobody gets less than another, unless it needs no more. Odd tokens go to the oldest.
+    A quarter is shared equally, so that nobody is forgotten. The rest goes to those that need least, the oldest first
+    among equals: prompts then end one after the other instead of all at the end, and a short one passes a long one.
     """
-    shares = list(remaining)
-    # From the one that needs least: as long as an equal share is enough for it, it gets what it needs.
-    wanting = sorted(range(len(remaining)), key=lambda index: remaining[index])
+    shares = _share_equally(remaining, budget // 4)
+    left = budget - sum(shares)
+    for index in sorted(range(len(remaining)), key=lambda index: remaining[index]):
+        more = min(remaining[index] - shares[index], left)
+        shares[index] += more
+        left -= more
+    return shares
+
+
+def _share_equally(wants: Sequence[int], budget: int) -> list[int]:
+    """Return shares of which none is smaller than another, unless it is all that was wanted. Odd ones go to the first."""
+    shares = list(wants)
+    # From the one that wants least: as long as an equal share is enough for it, it gets what it wants.
+    wanting = sorted(range(len(wants)), key=lambda index: wants[index])
     for place, index in enumerate(wanting):
         each, odd = divmod(budget, len(wanting) - place)
-        if remaining[index] > each:
+        if wants[index] > each:
             for order, other in enumerate(sorted(wanting[place:])):
                 shares[other] = each + (1 if order < odd else 0)
             break
-        budget -= remaining[index]
+        budget -= wants[index]
     return shares
 
 

@@ -47,31 +47,75 @@ def test_steps_that_grow_with_the_answers_are_no_reason_to_ask() -> None:
 
 
 def test_a_collapsed_step_drops_a_thread_at_once() -> None:
-    state, now_s = run(start(2, 0.0), idle, steps=50, now_s=0.0)
+    state, now_s = run(start(2, 0.0), idle, steps=100, now_s=0.0)
     state, _ = run(state, taken, steps=1, now_s=now_s)
     assert state.threads == 1
 
 
 def test_steps_that_doubled_three_times_drop_a_thread() -> None:
-    state, now_s = run(start(2, 0.0), idle, steps=50, now_s=0.0)
+    state, now_s = run(start(2, 0.0), idle, steps=100, now_s=0.0)
     slower = lambda threads: {1: 0.012, 2: 0.02}[threads]  # noqa: E731
     state, now_s = run(state, slower, steps=2, now_s=now_s)
     assert state.threads == 2
     state, now_s = run(state, slower, steps=1, now_s=now_s)
     assert state.threads == 1
-    state, _ = run(state, slower, steps=4, now_s=now_s)
+    state, _ = run(state, slower, steps=6, now_s=now_s)
     assert state.settled == 1
 
 
+def test_one_hiccup_is_looked_into_and_changes_nothing() -> None:
+    state, now_s = run(start(2, 0.0), idle, steps=100, now_s=0.0)
+    state = observe(state, tokens=4, seconds=0.5, now_s=now_s + 0.5)
+    state, _ = run(state, idle, steps=8, now_s=now_s + 0.5)
+    assert (state.settled, state.trial) == (2, None)
+
+
+def test_a_trial_alternates_so_that_both_meet_the_same_conditions() -> None:
+    state, now_s = run(start(2, 0.0), idle, steps=100, now_s=0.0)
+    state, now_s = run(state, lambda threads: 0.1, steps=1, now_s=now_s)
+    order = []
+    # The whole machine gets slower and slower; the comparison is not fooled.
+    for step in range(6):
+        order.append(state.threads)
+        seconds = idle(state.threads) * (1 + step / 2)
+        now_s += seconds
+        state = observe(state, tokens=4, seconds=seconds, now_s=now_s)
+    assert order == [1, 2, 1, 2, 1, 2]
+    assert (state.settled, state.trial) == (2, None)
+
+
+def test_a_batch_that_changes_all_the_time_does_not_keep_a_trial_going() -> None:
+    state, now_s = run(start(2, 0.0), idle, steps=100, now_s=0.0)
+    tried = 0
+    for step in range(2000):
+        tokens = 4 + step % 3
+        seconds = idle(state.threads) * tokens / 4
+        tried += state.threads == 1
+        now_s += seconds
+        state = observe(state, tokens=tokens, seconds=seconds, now_s=now_s)
+    assert state.settled == 2
+    assert tried < 100
+
+
+def test_a_rest_ends_a_trial_without_a_verdict_and_asks_soon() -> None:
+    state, now_s = run(start(2, 0.0), taken, steps=300, now_s=0.0)
+    assert state.settled == 1
+    assert state.pause_s > DEFAULT_RULES.first_pause_s
+    state, now_s = run(state, idle, steps=1, now_s=now_s + 20.0)
+    assert state.trial is None or not state.trial.tried_s
+    state, _ = run(state, idle, steps=60, now_s=now_s)
+    assert state.settled == 2
+
+
 def test_one_slow_step_changes_nothing() -> None:
-    state, now_s = run(start(2, 0.0), idle, steps=50, now_s=0.0)
+    state, now_s = run(start(2, 0.0), idle, steps=100, now_s=0.0)
     state = observe(state, tokens=4, seconds=0.03, now_s=now_s)
     state, _ = run(state, idle, steps=5, now_s=now_s)
     assert state.threads == 2
 
 
 def test_the_thread_comes_back_when_the_core_is_free_again() -> None:
-    state, now_s = run(start(2, 0.0), idle, steps=50, now_s=0.0)
+    state, now_s = run(start(2, 0.0), idle, steps=100, now_s=0.0)
     state, now_s = run(state, taken, steps=40, now_s=now_s)
     assert state.settled == 1
     state, _ = run(state, idle, steps=1000, now_s=now_s)
@@ -79,7 +123,7 @@ def test_the_thread_comes_back_when_the_core_is_free_again() -> None:
 
 
 def test_while_the_core_is_taken_asking_costs_little() -> None:
-    state, now_s = run(start(2, 0.0), idle, steps=50, now_s=0.0)
+    state, now_s = run(start(2, 0.0), idle, steps=100, now_s=0.0)
     state, begin_s = run(state, taken, steps=40, now_s=now_s)
     state, end_s = run(state, taken, steps=6000, now_s=begin_s)
     assert state.settled == 1
