@@ -119,10 +119,8 @@ def observe(state: Governor, *, tokens: int, seconds: float, now_s: float, rules
     if ratio >= rules.doubled:
         return _slowed(state, tokens, seconds, ratio, rules)
     state = _noted(state, tokens, usual + (seconds - usual) / 8, rules, seconds)
-    if now_s < state.ask_at_s:
-        return state
     suspicious = state.usual_s[tokens] > rules.suspicious * state.best_s[tokens]
-    return _asked(state, tokens, now_s, suspicious=suspicious)
+    return _asked(state, tokens, now_s, suspicious=suspicious) if now_s >= state.ask_at_s else state
 
 
 def _stride(threads: int) -> int:
