@@ -20,12 +20,15 @@ from services.kit.clock import Clock
 
 _log = telemetry.logger(__name__)
 
-TOLD_EVERY_S = 1.0
-"""Waiters hear of a new place in the line at most this often."""
+TOLD_EVERY_S = 0.1
+"""How often it is looked who should hear of a place in the line."""
 PROBED_EVERY_S = 0.25
 """How often it is looked whether the process of an absent session is dead."""
-TOLD_AT_ONCE = 1_000
-"""So many per pool in one turn: telling everybody in a long line must not hold up grants."""
+PROBED_EVERY_S = 0.25
+"""How often it is looked whether the process of an absent session is dead."""
+SEEN_AT_ONCE = 1_000
+TOLD_AT_ONCE = 100
+"""So many places are looked at, and so many waiters told, per pool and turn: a long line must not hold up grants."""
 
 
 @dataclass(slots=True)
@@ -80,7 +83,7 @@ class Keeper:
         """Ask as a single caller; events come as (ticket, event) into the inbox."""
         ticket = next(self._tickets)
         inbox = self._callers[ticket] = Inbox()
-        self._turn(lambda now: self.desk.ask(ticket, ask, now), due_in_s=self._due_in_s(ask))
+        self._ask(ask, partial(self.desk.ask, ticket, ask))
         return ticket, inbox
 
     def leave(self, ticket: int) -> None:
@@ -105,7 +108,7 @@ class Keeper:
         brought = [(next(self._tickets), each) for each in held]
         inbox = self._sessions[session_id] = Inbox()
         try:
-            self._turn(lambda now: self.desk.open_session(session_id, service, brought, now), due_in_s=0)
+            self._turn(lambda now: self.desk.open_session(session_id, service, brought, now))
         except SessionConflictError:
             del self._sessions[session_id]
             raise
@@ -114,8 +117,7 @@ class Keeper:
     def session_ask(self, session_id: str, ask_id: int, ask: Ask) -> None:
         """Ask within a session. Raises DuplicateAskError."""
         ticket = next(self._tickets)
-        act = partial(self.desk.session_ask, session_id, ask_id, ticket, ask)
-        self._turn(act, due_in_s=self._due_in_s(ask))
+        self._ask(ask, partial(self.desk.session_ask, session_id, ask_id, ticket, ask))
 
     def session_release(self, session_id: str, ask_id: int) -> None:
         """Give a permit of a session back, or withdraw an ask."""
@@ -132,18 +134,19 @@ class Keeper:
     def lose_session(self, session_id: str) -> None:
         """Note that a session's stream broke; no effect on one that has ended."""
         if self._sessions.pop(session_id, None) is not None:
-            self._turn(lambda now: self.desk.lose_session(session_id, now), due_in_s=0)
+            self._turn(lambda now: self.desk.lose_session(session_id, now))
+            self._woken.set()  # from now on it is probed
 
     def end_session(self, session_id: str) -> None:
         """End a session that its service has closed."""
         self._sessions.pop(session_id, None)
-        self._turn(lambda now: self.desk.end_session(session_id, now), due_in_s=0)
+        self._turn(lambda now: self.desk.end_session(session_id, now))
 
     # ---- holds ----------------------------------------------------------------------------------------------------
 
     def hold(self, hold: Hold) -> None:
         """Put a hold in force."""
-        self._turn(lambda now: self.desk.hold(hold, now), due_in_s=0)
+        self._turn(lambda now: self.desk.hold(hold, now))
 
     async def drained(self, hold: Hold, wait_s: float) -> int:
         """Wait until nothing that a hold stops is in flight, the hold is over, or time is; return the permits left."""
@@ -155,7 +158,7 @@ class Keeper:
 
     def release_holds(self, hold_ids: list[str]) -> None:
         """End holds."""
-        self._turn(lambda now: self.desk.release_holds(hold_ids, now), due_in_s=0)
+        self._turn(lambda now: self.desk.release_holds(hold_ids, now))
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
@@ -222,16 +225,27 @@ class Keeper:
         for name, pool in self.desk.scheduler.pools.items():
             start = self._pages.get(name, 0)
             start = start if start < pool.waiting else 0
-            deliveries += self.desk.places(name, start, TOLD_AT_ONCE, now)
-            self._pages[name] = start + TOLD_AT_ONCE
+            news, self._pages[name] = self.desk.places(name, start, now)
+            deliveries += news
         return deliveries
 
     # ---- a turn ---------------------------------------------------------------------------------------------------
 
-    def _turn(self, act: Callable[[float], list[Delivery]], *, due_in_s: float = math.inf) -> None:
-        """Let the desk do something and deliver what comes of it; `due_in_s` is how soon `run` must look again for it."""
-        now = self.now()
-        for session_id, number, event in self._act(act, now):
+    def _ask(self, ask: Ask, act: Callable[[float], list[Delivery]]) -> None:
+        """Take a turn for a new ask. Who waits hears of its place by the timer, since most waits are short."""
+        deliveries = self._act(act)
+        others = [one for one in deliveries if not isinstance(one.event, Queued)]
+        self._deliver(others)
+        if len(others) < len(deliveries):
+            ageing_s = self.desk.scheduler.rules.ageing_s or math.inf
+            self._wake_within(min(ask.wait_s, ageing_s, TOLD_EVERY_S))
+
+    def _turn(self, act: Callable[[float], list[Delivery]]) -> None:
+        """Let the desk do something and deliver what comes of it."""
+        self._deliver(self._act(act))
+
+    def _deliver(self, deliveries: list[Delivery]) -> None:
+        for session_id, number, event in deliveries:
             inbox = self._callers.get(number) if session_id is None else self._sessions.get(session_id)
             if inbox is not None:
                 inbox.events.put_nowait((number, event))
@@ -241,15 +255,15 @@ class Keeper:
         if self.desk.memory_version != self._remembered:
             self._remembered = self.desk.memory_version
             self._remember()
-        if now + due_in_s < self._wakes_at:
+            self._woken.set()  # sessions and holds come with times of their own
+
+    def _wake_within(self, seconds: float) -> None:
+        if self.now() + seconds < self._wakes_at:
             self._woken.set()
 
-    def _due_in_s(self, ask: Ask) -> float:
-        return min(ask.wait_s, TOLD_EVERY_S, self.desk.scheduler.rules.ageing_s or math.inf)
-
-    def _act(self, act: Callable[[float], list[Delivery]], now: float) -> list[Delivery]:
+    def _act(self, act: Callable[[float], list[Delivery]]) -> list[Delivery]:
         try:
-            return act(now)
+            return act(self.now())
         except (SessionConflictError, DuplicateAskError):
             raise  # refused before anything was changed
         except Exception as error:

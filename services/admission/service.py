@@ -51,13 +51,13 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
             raise DomainError(Reason.INVALID_REQUEST, "the first message must be 'ask'", field="ask")
         ask = self._resolve(first.ask)
         ticket, inbox = self._keeper.ask(ask)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                reader = tasks.create_task(self._read_single(ticket, request_iterator, inbox))
+        async with asyncio.TaskGroup() as tasks:
+            reader = tasks.create_task(self._read_single(ticket, request_iterator, inbox))
+            try:
                 await self._tell_single(ask, inbox, context)
+            finally:
+                self._keeper.leave(ticket)  # here, so that the next in line does not wait for this stream's end
                 reader.cancel()
-        finally:
-            self._keeper.leave(ticket)
 
     async def _read_single(self, ticket: int, requests: AsyncIterator[pb.AcquireRequest], inbox: Inbox) -> None:
         async for request in requests:
@@ -68,6 +68,7 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
                     self._keeper.ready(ticket)
                 case _:
                     raise DomainError(Reason.INVALID_REQUEST, "'ask' comes once, at first", field="ask")
+        self._keeper.leave(ticket)
         inbox.events.put_nowait(None)
 
     async def _tell_single(self, ask: Ask, inbox: Inbox, context: Context) -> None:

@@ -137,7 +137,8 @@ def ask(modality: int = pb.MODALITY_LLM, **fields: Any) -> pb.Ask:
 
 async def acquire(stub: Any, wanted: pb.Ask) -> Any:
     call = stub.Acquire()
-    await call.write(pb.AcquireRequest(ask=wanted))
+    with contextlib.suppress(grpc.aio.AioRpcError):  # refused already: reading tells why
+        await call.write(pb.AcquireRequest(ask=wanted))
     return call
 
 
@@ -254,7 +255,7 @@ async def test_who_has_waited_in_vain_is_told_when_to_come_back(tmp_path):
         await next_event(second, "queued")
         first.cancel()
         await next_event(second, "granted")
-        late = await acquire(stub, ask(wait_ms=20))
+        late = await acquire(stub, ask(wait_ms=1_500))
         await next_event(late, "queued")
         full = await acquire(stub, ask())
         assert (await next_event(full, "rejected")).rejected.retry_after_ms > 0
@@ -374,7 +375,7 @@ async def test_an_ask_that_can_never_be_served_does_not_end_the_session(tmp_path
 async def test_a_session_that_breaks_the_contract_ends_and_names_the_field(tmp_path, messages, field):
     async with serving(tmp_path, session_grace_s=0.1) as admission:
         call = (await admission.stub()).Session()
-        with contextlib.suppress(asyncio.InvalidStateError):
+        with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             for message in messages:
                 await call.write(message)
         error = await refusal(call)

@@ -5,6 +5,7 @@ Messages come in as method calls with the time; what is to be delivered to whom 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from services.admission.core.model import ALL_MODALITIES, Ask, Event, Hold, Rejected
@@ -13,6 +14,9 @@ from services.admission.core.sessions import Session, Sessions, SessionState
 
 # The hold that keeps a restarted admission from granting what is still in use.
 SETTLING = "admission:settling"
+# So many places are looked at, and so many waiters told, at once: a long line must not hold up grants.
+SEEN_AT_ONCE = 1_000
+TOLD_AT_ONCE = 100
 
 
 class Delivery(NamedTuple):
@@ -193,9 +197,11 @@ class Desk:
 
     # ---- what is asked of it --------------------------------------------------------------------------------------
 
-    def places(self, pool: str, start: int, count: int, now: float) -> list[Delivery]:
-        """Return news of places in the line for a page of a pool's waiters; see Scheduler.positions."""
-        return self._address(list(self.scheduler.positions(pool, start, count, now)))
+    def places(self, pool: str, start: int, now: float) -> tuple[list[Delivery], int]:
+        """Return some news of places in the line from a place on (0 is next), and where to go on the next time."""
+        seen = range(start, start + SEEN_AT_ONCE)
+        news = list(islice(self.scheduler.positions(pool, seen, now), TOLD_AT_ONCE))
+        return self._address(list[Event](news)), news[-1].position if len(news) == TOLD_AT_ONCE else seen.stop
 
     def absent(self) -> list[str]:
         """Return the sessions that may come back: lost ones, and those of the process before that are still missed."""

@@ -44,10 +44,11 @@ MOVES: dict[tuple[State, Move], State] = {
 class Entry:
     """An ask and its present standing; only its pool changes it.
 
-    `tier` is the tier it is served at, which ageing lifts above the tier asked for. `told` is the position last sent.
+    `tier` is the tier it is served at, which ageing lifts above the tier asked for. `told` is the place that its caller
+    knows, 0 for none, and `told_at` when it was told, or when it came.
     """
 
-    __slots__ = ("ask", "asked_at", "deadline", "key", "lift_at", "state", "ticket", "tier", "told")
+    __slots__ = ("ask", "asked_at", "deadline", "key", "lift_at", "state", "ticket", "tier", "told", "told_at")
 
     def __init__(self, ticket: int, ask: Ask, now: float) -> None:
         self.ticket = ticket
@@ -59,3 +60,4 @@ class Entry:
         self.lift_at: float | None = None
         self.state = State.WAITING
         self.told = 0
+        self.told_at = now

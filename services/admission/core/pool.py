@@ -74,7 +74,7 @@ class Pool:
         entry.key = (start, self._arrivals)
         self._enter(entry, now)
         # Exact in arrival order, the worst case with fair share.
-        place = entry.told = self.line.served_before(entry.tier)
+        place = self.line.served_before(entry.tier)
         queued = Queued(entry.ticket, place, self.drain_rate.seconds_for(place, now))
         return [queued, *self._ask_to_yield(self.line.head(self._closed))] if self._not_asked_to_yield else [queued]
 

@@ -18,6 +18,9 @@ from services.admission.core.model import (
 from services.admission.core.pool import Pool
 from services.admission.core.refusals import DRAINING, RESTART_S
 
+TOLD_FIRST_S = 0.2
+TOLD_AGAIN_S = 1.0
+
 
 class Scheduler:
     """All pools. Tickets are chosen by the caller and unique among live asks; times never go back."""
@@ -146,14 +149,15 @@ class Scheduler:
             found.setdefault(entry.ask.pool, []).append(entry)
         return [(self.pools[name], each) for name, each in found.items()]
 
-    def positions(self, pool: str, start: int, count: int, now: float) -> Iterator[Queued]:
-        """Return the news for those of `count` places from `start` (0 is next) whose place has changed since told.
+    def positions(self, pool: str, seen: range, now: float) -> Iterator[Queued]:
+        """Return the news for those at the places `seen` (0 is next) who have not been told of them.
 
-        This walks the line, so callers do it by the clock and page by page, never per release.
+        A place is news when it has changed and the last news is TOLD_AGAIN_S old, or the ask waits for TOLD_FIRST_S: most
+        waits are over before. This walks the line, so callers do it by the clock and page by page, never per release.
         """
         state = self.pools[pool]
         rate = state.drain_rate.per_second(now)
-        for place, entry in enumerate(islice(state.line.in_order(), start, start + count), start + 1):
-            if entry.told != place:
-                entry.told = place
+        for place, entry in enumerate(islice(state.line.in_order(), seen.start, seen.stop), seen.start + 1):
+            if entry.told != place and now - entry.told_at >= (TOLD_AGAIN_S if entry.told else TOLD_FIRST_S):
+                entry.told, entry.told_at = place, now
                 yield Queued(entry.ticket, place, place / rate if rate else None)

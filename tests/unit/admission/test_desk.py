@@ -298,6 +298,21 @@ def test_a_background_permit_that_came_along_is_asked_to_yield_again():
     assert [(one.session_id, one.number) for one in told if isinstance(one.event, YieldRequested)] == [("t", 1)]
 
 
+def test_a_long_line_hears_of_its_places_by_and_by():
+    house = desk()
+    house.ask(1, ask(2), 0.0)
+    for ticket in range(2, 252):
+        house.ask(ticket, ask(), 0.0)
+    told: list[int] = []
+    start = 0
+    for _ in range(3):
+        news, start = house.places("gpu0", start, 1.0)
+        assert len(news) <= 100
+        told += [one.event.position for one in news if isinstance(one.event, Queued)]
+    assert told == list(range(1, 251))
+    assert start >= 250
+
+
 def test_draining_tells_every_waiter():
     house = desk()
     house.open_session("s", "llm", [], 0.0)

@@ -261,11 +261,20 @@ def test_news_of_places_comes_page_by_page_and_only_to_whom_it_is_news():
     house = scheduler(slots=1)
     for ticket in range(1, 8):
         house.ask(ticket, ask(), 0.0)
-    assert list(house.positions("gpu0", 0, 10, 1.0)) == []
-    house.release(1, 1.0)
-    house.release(4, 1.0)
-    assert [(one.ticket, one.position) for one in house.positions("gpu0", 0, 2, 2.0)] == [(3, 1), (5, 2)]
-    assert [(one.ticket, one.position) for one in house.positions("gpu0", 2, 9, 2.0)] == [(6, 3), (7, 4)]
+
+    def news(seen: range, now: float) -> list[tuple[int, int]]:
+        return [(one.ticket, one.position) for one in house.positions("gpu0", seen, now)]
+
+    assert news(range(10), 0.1) == []  # most waits are over before
+    assert news(range(10), 0.5) == [(2, 1), (3, 2), (4, 3), (5, 4), (6, 5), (7, 6)]
+    assert news(range(10), 1.5) == []
+    house.release(1, 1.5)
+    house.release(4, 1.5)
+    assert news(range(2), 2.0) == [(3, 1), (5, 2)]
+    assert news(range(2, 9), 2.0) == [(6, 3), (7, 4)]
+    house.release(3, 2.5)
+    assert news(range(9), 2.5) == []  # told half a second ago
+    assert news(range(9), 3.0) == [(5, 1), (6, 2), (7, 3)]
 
 
 def test_a_live_ticket_and_impossible_units_are_errors_of_the_caller():
