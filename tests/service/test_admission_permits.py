@@ -89,7 +89,7 @@ async def client(admission: Admission, session_id: str = "s1") -> AsyncIterator[
     async with (
         admission.channel("llm") as channel,
         Owner() as owner,
-        PermitClient(channel, service="llm", session_id=session_id, owner=owner) as permits,
+        PermitClient(channel, service="llm", session_id=session_id, owner=owner, patience_s=60) as permits,
     ):
         yield permits
 
