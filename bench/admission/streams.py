@@ -1,6 +1,6 @@
 """What a permit costs over real gRPC, and whom strict tiers make wait: `python -m bench.admission.streams`.
 
-First: callers of mixed tiers take and give back permits as fast as they can, on few slots, in the two ways that the
+First: callers of mixed tiers take and give back permits as fast as they can, on few slots, in the ways that the
 contract has, against a bare grpc.aio handler that answers the same messages and decides nothing, in the same run and
 in a process of the same kind. Exit status 1 when the slots were ever exceeded or a permit is left behind.
 
@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,6 +41,7 @@ USE_S = 0.02
 
 Stub = admission_pb2_grpc.AdmissionServiceStub
 Side = Callable[[Stub, int, int], Coroutine[Any, Any, None]]
+Way = Callable[[grpc.aio.Channel, int, int], Coroutine[Any, Any, None]]
 Context = grpc.aio.ServicerContext
 
 
@@ -118,13 +120,42 @@ async def by_session(stub: Stub, number: int, rounds: int) -> None:
     await call.code()
 
 
-async def burst(channel: grpc.aio.Channel, side: Side, clients: int, rounds: int) -> float:
-    """Return permits per second of all clients together."""
+async def each(side: Side, channel: grpc.aio.Channel, clients: int, rounds: int) -> None:
+    """Let every client use streams of its own."""
     stub = admission_pb2_grpc.AdmissionServiceStub(channel)
-    began = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for number in range(clients):
             group.create_task(side(cast("Any", stub), number, rounds))
+
+
+async def together(channel: grpc.aio.Channel, clients: int, rounds: int) -> None:
+    """Let all clients share one session, as the requests of an engine service do."""
+
+    async def client(permits: PermitClient, tier: str) -> None:
+        for _ in range(rounds):
+            async with permits.permit(modality="llm", tier=tier, principal="p", request_id="r", wait_ms=600_000):
+                pass
+
+    async with (
+        Owner() as owner,
+        PermitClient(channel, service="llm", session_id="shared", owner=owner) as permits,
+        asyncio.TaskGroup() as group,
+    ):
+        for number in range(clients):
+            group.create_task(client(permits, ("paid", "sub", "free")[number % 3]))
+
+
+WAYS: dict[str, Way] = {
+    "one session for all (kit's PermitClient)": together,
+    "a session per client": partial(each, by_session),
+    "a stream per permit": partial(each, by_acquire),
+}
+
+
+async def burst(way: Way, channel: grpc.aio.Channel, clients: int, rounds: int) -> float:
+    """Return permits per second of all clients together."""
+    began = time.perf_counter()
+    await way(channel, clients, rounds)
     return clients * rounds / (time.perf_counter() - began)
 
 
@@ -155,14 +186,14 @@ async def closed_loop(ours: grpc.aio.Channel, floor: grpc.aio.Channel, arguments
     """Print permits per second of both ways, and their ratios to the floor."""
     print(f"slots {SLOTS}, clients {arguments.clients}, permits per client and burst {arguments.rounds}, ", end="")
     print(f"bursts {arguments.bursts}, one client process, who goes first alternates")
-    print("\nway       permits/s           floor/s             ratio to the floor (goal 0.6)")
-    for name, side in (("acquire", by_acquire), ("session", by_session)):
+    print(f"\n{'way':<42}permits/s           floor/s             ratio to the floor (goal 0.6)")
+    for name, way in WAYS.items():
         rates: tuple[list[float], list[float]] = ([], [])
         for index in range(arguments.bursts):
             for which in abba(index):
-                rates[which].append(await burst((ours, floor)[which], side, arguments.clients, arguments.rounds))
+                rates[which].append(await burst(way, (ours, floor)[which], arguments.clients, arguments.rounds))
         shown = ratio(rates[0], rates[1]).show(2)
-        print(f"{name}   {spread(rates[0]).show(0):<19} {spread(rates[1]).show(0):<19} {shown}")
+        print(f"{name:<42}{spread(rates[0]).show(0):<19} {spread(rates[1]).show(0):<19} {shown}")
     pool = await gpu0(ours)
     print(f"most slots in use at once {pool.max_in_use} of {SLOTS}, longest queue {pool.max_waiting}")
     if pool.max_in_use > SLOTS or pool.in_use:
