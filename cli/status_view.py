@@ -130,7 +130,7 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> int:
-    """Return a count; numbers of 64 bits come as strings."""
+    """Return a count, also one written as text, as protobuf's own JSON writes 64 bits."""
     if isinstance(value, str):
         return int(value) if value.isdecimal() else 0
     return value if isinstance(value, int) else 0

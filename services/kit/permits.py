@@ -50,7 +50,7 @@ _log = telemetry.logger(__name__)
 
 
 def identity_in(session_id: str) -> str:
-    """Return the identity (see processes.py) of the process whose PermitClient uses this session id, or ""."""
+    """Return the identity (see processes.py) of the process whose PermitClient uses a session id, or ""."""
     return session_id.rpartition("@")[2] if "@" in session_id else ""
 
 

@@ -51,7 +51,7 @@ def setup_telemetry(service: str, settings: TelemetrySettings) -> None:
     if not settings.otlp_endpoint:
         return
     _state.provider = _exporting(service, settings.otlp_endpoint)
-    trace.set_tracer_provider(_state.provider)  # for instrumentation that looks for the global one, such as FastAPI's
+    trace.set_tracer_provider(_state.provider)  # for libraries that look for the global one
 
 
 def _exporting(service: str, endpoint: str) -> "TracerProvider":
