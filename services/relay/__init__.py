@@ -1,0 +1,1 @@
+"""relay: which upstreams exist and how Envoy reaches them."""
