@@ -68,7 +68,8 @@ class Group:
 class Upstream:
     """A worker API. `permits`: slots one request costs; None is the modality's default, 0 means not gated.
 
-    `timeout_ms`: longest answer, None for none. `health_path`: probed actively; "" for no probes.
+    `timeout_ms`: longest answer, None for none. `health_path`: probed actively; "" for no probes. `reuse_connections`:
+    False closes each connection after its request.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Upstream:
     model_label: str = ""
     prefer_embedded: bool = False
     health_path: str = ""
+    reuse_connections: bool = True
 
     def group(self, kind: GroupKind) -> Group | None:
         """Return its group of a kind, if it has one with endpoints."""
@@ -108,3 +110,31 @@ class RouteSpec:
     paying_tiers: frozenset[str] = frozenset()
     enabling_setting: str = ""
     added_headers: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class RouteOverride:
+    """What the settings change about one route; None leaves it as it is."""
+
+    upstream_path: str | None = None
+    forced_tier: str | None = None
+    paying_tiers: frozenset[str] | None = None
+    timeout_ms: int | None = None
+    added_headers: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class RelayInputs:
+    """What the settings ask for, checked.
+
+    `upstreams`: every known name; one without endpoints is not configured, but its groups say on what terms a service
+    may add some. A managed group's `tiers` are those of its routes, others get 402. `paths`: by the setting that
+    `RouteSpec.path_setting` names. `overrides`: by route id. `authenticate_public`, `authenticate_operator`: whether
+    callers of that listener must show who they are.
+    """
+
+    upstreams: Mapping[str, Upstream]
+    paths: Mapping[str, str] = MappingProxyType({})
+    overrides: Mapping[str, RouteOverride] = MappingProxyType({})
+    authenticate_public: bool = False
+    authenticate_operator: bool = False
