@@ -9,6 +9,9 @@ from typing import Final
 TIERS: Final = ("paid", "sub", "free", "background")
 """Callers' tiers, best first; the words of `x-omniserve-tier`."""
 
+ANY_5XX: Final = frozenset(range(500, 600))
+"""What a paid overflow is tried after, when the settings name no codes."""
+
 
 class GroupKind(Enum):
     """What a group of endpoints is for; see the contract."""
@@ -51,8 +54,9 @@ class Credential:
 class Group:
     """Endpoints of one priority.
 
-    `tiers`: who may use it; empty means everybody. `replay_statuses`: answers before the first byte after which the next
-    group is tried. `ca`: "" for the system's authorities, else a file. `min_free_mib`: passed over with less free memory.
+    `tiers`: who may use it; empty means everybody. `replay_statuses`: the upstream's answers before the first byte after
+    which its next group is tried; all its groups have the same. `ca`: "" for the system's authorities, else a file.
+    `min_free_mib`: passed over with less free memory.
     """
 
     kind: GroupKind
@@ -129,8 +133,8 @@ class RelayInputs:
 
     `upstreams`: every known name; one without endpoints is not configured, but its groups say on what terms a service
     may add some. A managed group's `tiers` are those of its routes, others get 402. `paths`: by the setting that
-    `RouteSpec.path_setting` names. `overrides`: by route id. `authenticate_public`, `authenticate_operator`: whether
-    callers of that listener must show who they are.
+    `RouteSpec.path_setting` names (OMNISERVE_TTS_PATH). `overrides`: by route id. `authenticate_public`,
+    `authenticate_operator`: whether callers of that listener must show who they are.
     """
 
     upstreams: Mapping[str, Upstream]
