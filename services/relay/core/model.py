@@ -4,13 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 TIERS: Final = ("paid", "sub", "free", "background")
 """Callers' tiers, best first; the words of `x-omniserve-tier`."""
 
 ANY_5XX: Final = frozenset(range(500, 600))
 """What a paid overflow is tried after, when the settings name no codes."""
+
+
+def _nothing() -> Mapping[str, Any]:
+    return MappingProxyType({})
 
 
 class GroupKind(Enum):
@@ -113,7 +117,7 @@ class RouteSpec:
     forced_tier: str = ""
     paying_tiers: frozenset[str] = frozenset()
     enabling_setting: str = ""
-    added_headers: Mapping[str, str] = MappingProxyType({})
+    added_headers: Mapping[str, str] = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ class RouteOverride:
     forced_tier: str | None = None
     paying_tiers: frozenset[str] | None = None
     timeout_ms: int | None = None
-    added_headers: Mapping[str, str] = MappingProxyType({})
+    added_headers: Mapping[str, str] = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,7 @@ class RelayInputs:
     """
 
     upstreams: Mapping[str, Upstream]
-    paths: Mapping[str, str] = MappingProxyType({})
-    overrides: Mapping[str, RouteOverride] = MappingProxyType({})
+    paths: Mapping[str, str] = field(default_factory=_nothing)
+    overrides: Mapping[str, RouteOverride] = field(default_factory=_nothing)
     authenticate_public: bool = False
     authenticate_operator: bool = False
