@@ -24,6 +24,7 @@ _PRIVATE: Final = "x-"
 _MOST_NODES: Final = 100_000
 _DEEPEST: Final = 64
 _MOST_BYTES: Final = 4 * 1024 * 1024
+_PLAIN_TAGS: Final = frozenset({"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"})
 
 T = TypeVar("T")
 Place = tuple[str | int, ...]
@@ -170,6 +171,8 @@ class _Reader:
         if self._nodes > _MOST_NODES or len(path) > _DEEPEST:
             raise ValueError(f"more than {_MOST_NODES} values, or nested deeper than {_DEEPEST}")
         self.lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, yaml.CollectionNode) and node.tag not in _PLAIN_TAGS:
+            raise yaml.MarkedYAMLError(problem=f"tag {node.tag} is not allowed", problem_mark=node.start_mark)
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
@@ -204,7 +207,7 @@ class _Reader:
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
     """Return the known name that is most like a wrong one, or None when none is."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5) or [each for each in known if name in each]
     return near[0] if near else None
 
 

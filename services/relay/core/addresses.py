@@ -28,9 +28,10 @@ def parse_address(text: str) -> Endpoint:
     Raises AddressError: plain http is for private addresses and for names without dots (those of one's own network),
     everything else is https; no credentials, query or fragment.
     """
-    if not _VISIBLE.fullmatch(text):
-        raise AddressError("is no address: write http://host:port or https://host")
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text if _VISIBLE.fullmatch(text) else "")
+    except ValueError:  # brackets without their other half
+        parts = urlsplit("")
     if parts.scheme not in _PORTS or not parts.netloc:
         raise AddressError("is no address: write http://host:port or https://host")
     if "@" in parts.netloc:
