@@ -9,7 +9,7 @@ GEN := protos/gen
 SHELL_FILES := envoy/run.sh .ci/run
 # Where the mesh keeps its run-time state, as the services have it.
 STATE := $(or $(OMNISERVE_STATE_DIR),run)
-PROTO_FILES := $(shell find protos/omniserve -name '*.proto' | sort)
+PROTO_FILES := $(shell find protos/omniserve protos/envoy_subset -name '*.proto' | sort)
 
 .PHONY: help
 help: ## List the targets.

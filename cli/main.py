@@ -13,7 +13,7 @@ from cli.errors import CliError, Exit
 
 app = typer.Typer(
     name="omniserve",
-    help="Look at the mesh, talk to it, fetch models, find out what is wrong.",
+    help="Look at the mesh, talk to it, fetch models, hand out keys, find out what is wrong.",
     epilog="`--debug`, anywhere on the line, shows the traceback of an error. Every setting is an OMNISERVE_ variable: docs/settings.md.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -21,6 +21,8 @@ app = typer.Typer(
 )
 models = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List the models, and fetch more.")
 app.add_typer(models, name="models")
+keys = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make, list and revoke API keys.")
+app.add_typer(keys, name="keys")
 
 
 class Tier(StrEnum):
@@ -59,7 +61,7 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Look at the mesh, talk to it, fetch models, find out what is wrong."""
+    """Look at the mesh, talk to it, fetch models, hand out keys, find out what is wrong."""
 
 
 @app.command()
@@ -180,6 +182,43 @@ def pull_model(
     from cli.settings import read_settings
 
     pull.run(source, folder=to or read_settings().models_dir, sha256=sha256, name=name, force=force)
+
+
+@keys.command("create")
+def create_key(
+    name: Annotated[str, typer.Argument(help="Whose key it is: what usage, logs and jobs are kept under.")],
+    *,
+    tier: Annotated[Tier, typer.Option("--tier", help="Best tier that it may ask for.")] = Tier.FREE,
+    expires: Annotated[
+        float | None, typer.Option("--expires", help="Days until it ends; never if not given.", metavar="DAYS")
+    ] = None,
+) -> None:
+    """Make a key and print it. It is shown this once; the mesh keeps only its hash.
+
+    Works on the state directory (OMNISERVE_STATE_DIR), whether or not the mesh runs; it counts within a second.
+    """
+    from cli import keys as command
+    from cli.settings import read_settings
+
+    command.create(read_settings().state_dir, name, tier=tier.value, expires_days=expires)
+
+
+@keys.command("list")
+def list_keys(*, as_json: Json = False) -> None:
+    """List the keys made here, revoked and expired ones too. Those of omniserve.yaml are not among them."""
+    from cli import keys as command
+    from cli.settings import read_settings
+
+    command.show(read_settings().state_dir, as_json=as_json)
+
+
+@keys.command("revoke")
+def revoke_key(name: Annotated[str, typer.Argument(help="Whose key.")]) -> None:
+    """Revoke a key: the mesh refuses it within a second."""
+    from cli import keys as command
+    from cli.settings import read_settings
+
+    command.revoke(read_settings().state_dir, name)
 
 
 def main() -> None:

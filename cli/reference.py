@@ -12,7 +12,19 @@ from cli.errors import Exit
 from cli.main import app
 
 TARGET: Final = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
-_COMMANDS: Final = ((), ("status",), ("chat",), ("models",), ("models", "list"), ("models", "pull"), ("doctor",))
+_COMMANDS: Final = (
+    (),
+    ("status",),
+    ("chat",),
+    ("models",),
+    ("models", "list"),
+    ("models", "pull"),
+    ("keys",),
+    ("keys", "create"),
+    ("keys", "list"),
+    ("keys", "revoke"),
+    ("doctor",),
+)
 _HEAD: Final = """\
 # The `omniserve` command
 

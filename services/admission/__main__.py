@@ -5,18 +5,23 @@ from collections.abc import Callable
 import grpc.aio
 
 from omniserve.admission.v1 import admission_pb2_grpc
+from services.admission import authorize
+from services.admission.adapters.keys import KeyFiles
 from services.admission.adapters.memory_file import MemoryFile
+from services.admission.authorize import Authorizer
 from services.admission.core.desk import Desk
 from services.admission.core.scheduler import Scheduler
 from services.admission.keeper import Keeper
 from services.admission.service import SERVICES, AdmissionAdminServicer, AdmissionServicer
 from services.admission.settings import AdmissionSettings
 from services.kit.clock import Clock, SystemClock
+from services.kit.keyring import keyring_path
 from services.kit.owner import Owner
 from services.kit.permits import identity_in
 from services.kit.processes import is_dead
 from services.kit.run import run
 from services.kit.server import serve
+from services.kit.tokens import TokenBook
 
 
 def build(settings: AdmissionSettings, clock: Clock) -> Keeper:
@@ -47,10 +52,27 @@ def registration(keeper: Keeper, settings: AdmissionSettings) -> Callable[[grpc.
     return register
 
 
+def key_files(settings: AdmissionSettings) -> KeyFiles:
+    """Return the keys in force. Raises KeyringError and ConfigError."""
+    return KeyFiles(
+        keyring_path=keyring_path(settings.state_dir),
+        config_path=settings.config,
+        secret=settings.secret.get_secret_value(),
+    )
+
+
 async def main(settings: AdmissionSettings, owner: Owner) -> None:
     """Serve until told to stop."""
-    keeper = build(settings, SystemClock())
+    clock = SystemClock()
+    keeper = build(settings, clock)
     owner.start(keeper.run(), name="the desk's timer")
+    keys = key_files(settings)
+    owner.start(keys.watch(), name="the watch over keys")
+    authorizer = Authorizer(keys, TokenBook(settings.state_dir), settings.policy(), clock.wall)
+
+    def register(server: grpc.aio.Server) -> None:
+        registration(keeper, settings)(server)
+        authorize.add_to_server(authorizer, server)
 
     async def drain() -> None:
         keeper.drain()
@@ -59,8 +81,8 @@ async def main(settings: AdmissionSettings, owner: Owner) -> None:
         name="admission",
         settings=settings,
         listen=settings.listen,
-        register=registration(keeper, settings),
-        service_names=SERVICES,
+        register=register,
+        service_names=(*SERVICES, authorize.SERVICE),
         owner=owner,
         on_drain=drain,
     )

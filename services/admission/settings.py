@@ -1,15 +1,22 @@
 """Settings of admission: every knob once."""
 
-from typing import ClassVar, Literal, Self
+import ipaddress
+import re
+from pathlib import Path
+from typing import ClassVar, Final, Literal, Self
 
-from pydantic import model_validator
+from pydantic import SecretStr, model_validator
 
+from services.admission.core.identity import Policy
 from services.admission.core.intake import Intake
 from services.admission.core.model import Modality, PoolSpec, Rules
+from services.kit.config import config_knob
 from services.kit.settings import Address, MeshSettings, knob
 
 Units = Literal["all"] | int
 CPU_POOL = "cpu"
+# What survives a header as it is: visible, no comma (it joins the values of a repeated header).
+_SECRET: Final = re.compile(r"[\x21-\x2b\x2d-\x7e]*")
 
 
 def _permits(modality: str, default: Units, what: str) -> Units:
@@ -49,6 +56,35 @@ class AdmissionSettings(MeshSettings):
         3.0, "After a restart nothing is granted until known sessions are back, or for so long.", unit="s", ge=0, le=600
     )
 
+    config: Path | None = config_knob()
+    secret: SecretStr = knob(
+        SecretStr(""),
+        "A shared API key that may ask for any tier; empty means none.",
+        aliases=("OMNISERVE_SECRET",),
+        secret=True,
+    )
+    allow_anonymous: bool = knob(
+        False,  # noqa: FBT003 - the default
+        "Let callers without a key in although there are keys, or although others reach the public listener.",
+        aliases=("OMNISERVE_ALLOW_ANONYMOUS",),
+    )
+    anonymous_tier: Literal["auto", "paid", "sub", "free", "background"] = knob(
+        "auto",
+        "Best tier of callers without a key; `auto` is any while there are no keys and only this machine gets in, else free.",
+        aliases=("OMNISERVE_ANONYMOUS_TIER",),
+    )
+    public_bind: str = knob(
+        "127.0.0.1",
+        "Address of the public listener, as the front door has it: on loopback anonymous callers are the owner.",
+        aliases=("OMNISERVE_EDGE_PUBLISHED_BIND", "OMNISERVE_EDGE_BIND", "OMNISERVE_BIND"),
+    )
+    operator_token: SecretStr = knob(
+        SecretStr(""),
+        "What the operator listener wants as `Authorization: Bearer`; empty wants nothing.",
+        aliases=("OMNISERVE_OPERATOR_TOKEN",),
+        secret=True,
+    )
+
     llm_permits: Units = _permits("llm", 1, "a generation")
     embedding_permits: Units = _permits("embedding", 1, "an embedding request")
     image_permits: Units = _permits("image", "all", "an image")
@@ -83,6 +119,9 @@ class AdmissionSettings(MeshSettings):
             units = self._units(modality)
             if units is not None and units < 0:
                 raise ValueError(f"OMNISERVE_ADMISSION_{modality.name}_PERMITS is {units}; the least is 0")
+        for name, secret in (("SECRET", self.secret), ("OPERATOR_TOKEN", self.operator_token)):
+            if not _SECRET.fullmatch(secret.get_secret_value()):
+                raise ValueError(f"OMNISERVE_{name} holds a space, a comma or a character that no header carries")
         return self
 
     def pools(self) -> tuple[PoolSpec, ...]:
@@ -93,6 +132,15 @@ class AdmissionSettings(MeshSettings):
     def rules(self) -> Rules:
         """Return the policy."""
         return Rules(max_queue=self.max_queue, ageing_s=self.ageing_s or None, fair_share=self.fair_share)
+
+    def policy(self) -> Policy:
+        """Return the rules for callers without a key, and the operator's token."""
+        return Policy(
+            anonymous_tier=self.anonymous_tier,
+            allow_anonymous=self.allow_anonymous,
+            on_loopback=_is_loopback(self.public_bind),
+            operator_token=self.operator_token.get_secret_value(),
+        )
 
     def intake(self) -> Intake:
         """Return the defaults of asks."""
@@ -111,3 +159,10 @@ class AdmissionSettings(MeshSettings):
     def _units(self, modality: Modality) -> int | None:
         units: Units = getattr(self, f"{modality.name.lower()}_permits")
         return None if units == "all" else int(units)
+
+
+def _is_loopback(bind: str) -> bool:
+    try:
+        return ipaddress.ip_address(bind.strip("[]")).is_loopback
+    except ValueError:
+        return bind == "localhost"
