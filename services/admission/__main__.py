@@ -1,19 +1,24 @@
 """Start admission: read settings, remember the past, serve, drain."""
 
 from collections.abc import Callable
+from functools import partial
 
 import grpc.aio
 
 from omniserve.admission.v1 import admission_pb2_grpc
-from services.admission import authorize
+from services.admission import authorize, gate
+from services.admission.adapters import gauges
 from services.admission.adapters.keys import KeyFiles
 from services.admission.adapters.memory_file import MemoryFile
 from services.admission.authorize import Authorizer
 from services.admission.core.desk import Desk
 from services.admission.core.scheduler import Scheduler
+from services.admission.gate import Gate
 from services.admission.keeper import Keeper
+from services.admission.past import count_the_past
 from services.admission.service import SERVICES, AdmissionAdminServicer, AdmissionServicer
 from services.admission.settings import AdmissionSettings
+from services.kit.callouts import Callouts, beside, check_tokens, open_callouts, unary
 from services.kit.clock import Clock, SystemClock
 from services.kit.keyring import keyring_path
 from services.kit.owner import Owner
@@ -68,7 +73,10 @@ async def main(settings: AdmissionSettings, owner: Owner) -> None:
     owner.start(keeper.run(), name="the desk's timer")
     keys = key_files(settings)
     owner.start(keys.watch(), name="the watch over keys")
-    authorizer = Authorizer(keys, TokenBook(settings.state_dir), settings.policy(), clock.wall)
+    tokens = TokenBook(settings.state_dir)
+    authorizer = Authorizer(keys, tokens, settings.policy(), clock.wall)
+    the_gate = Gate(keeper, settings.intake())
+    owner.start(count_the_past(keeper, partial(gauges.read, settings.edge_address)), name="the count of the past")
 
     def register(server: grpc.aio.Server) -> None:
         registration(keeper, settings)(server)
@@ -76,16 +84,21 @@ async def main(settings: AdmissionSettings, owner: Owner) -> None:
 
     async def drain() -> None:
         keeper.drain()
+        the_gate.drain(callouts)
 
-    await serve(
-        name="admission",
-        settings=settings,
-        listen=settings.listen,
-        register=register,
-        service_names=(*SERVICES, authorize.SERVICE),
-        owner=owner,
-        on_drain=drain,
-    )
+    check = check_tokens((gate.SERVICE, authorize.SERVICE), tokens if settings.check_tokens else None)
+    callouts = Callouts({**the_gate.openers(), f"/{authorize.SERVICE}/Check": unary(authorizer.answer)}, check)
+    owner.start(callouts.run(), name="the watch over Envoy's connections")
+    async with open_callouts(settings.checks_listen or beside(settings.listen), callouts):
+        await serve(
+            name="admission",
+            settings=settings,
+            listen=settings.listen,
+            register=register,
+            service_names=(*SERVICES, authorize.SERVICE),
+            owner=owner,
+            on_drain=drain,
+        )
 
 
 if __name__ == "__main__":

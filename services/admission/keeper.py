@@ -6,7 +6,7 @@ Calls are synchronous and never wait, so no two of them can interleave; what tak
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +14,7 @@ from functools import partial
 from services.admission.adapters.memory_file import MemoryFile
 from services.admission.core.desk import Delivery, Desk, Held
 from services.admission.core.model import Ask, Event, Hold, Queued
+from services.admission.core.remains import own_side
 from services.admission.core.sessions import DuplicateAskError, SessionConflictError
 from services.kit import telemetry
 from services.kit.clock import Clock
@@ -24,11 +25,13 @@ TOLD_EVERY_S = 0.1
 """How often it is looked who should hear of a place in the line."""
 PROBED_EVERY_S = 0.25
 """How often it is looked whether the process of an absent session is dead."""
-PROBED_EVERY_S = 0.25
-"""How often it is looked whether the process of an absent session is dead."""
 SEEN_AT_ONCE = 1_000
 TOLD_AT_ONCE = 100
 """So many places are looked at, and so many waiters told, per pool and turn: a long line must not hold up grants."""
+
+
+Hear = Callable[[int, Event], None]
+"""Takes the event of a ticket, at once; it must not call the keeper."""
 
 
 @dataclass(slots=True)
@@ -36,6 +39,10 @@ class Inbox:
     """Events for one stream, in order. None says that the stream is over."""
 
     events: asyncio.Queue[tuple[int, Event] | None] = field(default_factory=asyncio.Queue)
+
+    def put(self, number: int, event: Event) -> None:
+        """Add the event of an ask."""
+        self.events.put_nowait((number, event))
 
     async def news(self) -> AsyncIterator[tuple[int, Event]]:
         """Give the events until the stream is over, leaving out news of places that something newer has overtaken."""
@@ -54,19 +61,20 @@ class Inbox:
 class Keeper:
     """Owns the desk, its timer, and the way from events to inboxes. `run` must be running.
 
-    `is_dead` says whether the process of a session certainly runs no more.
+    `is_dead` says whether the process of a session certainly runs no more. `side` is where the gate lets requests in.
     """
 
     def __init__(self, desk: Desk, clock: Clock, memory: MemoryFile, is_dead: Callable[[str], bool]) -> None:
         self.desk = desk
         self.draining = False
+        self.side = own_side(desk.epoch)
         self._clock = clock
         self._is_dead = is_dead
         self._broken: Exception | None = None
         self._memory = memory
         self._remembered = -1
         self._tickets = itertools.count(1)
-        self._callers: dict[int, Inbox] = {}
+        self._callers: dict[int, Hear] = {}
         self._sessions: dict[str, Inbox] = {}
         self._changed: asyncio.Event | None = None
         self._wakes_at = math.inf
@@ -81,10 +89,15 @@ class Keeper:
 
     def ask(self, ask: Ask) -> tuple[int, Inbox]:
         """Ask as a single caller; events come as (ticket, event) into the inbox."""
+        inbox = Inbox()
+        return self.attend(ask, inbox.put), inbox
+
+    def attend(self, ask: Ask, hear: Hear) -> int:
+        """Ask as a single caller who hears of events at once, also before this returns; return the ticket."""
         ticket = next(self._tickets)
-        inbox = self._callers[ticket] = Inbox()
+        self._callers[ticket] = hear
         self._ask(ask, partial(self.desk.ask, ticket, ask))
-        return ticket, inbox
+        return ticket
 
     def leave(self, ticket: int) -> None:
         """Give the permit back or withdraw the ask: the stream is over."""
@@ -141,6 +154,16 @@ class Keeper:
         """End a session that its service has closed."""
         self._sessions.pop(session_id, None)
         self._turn(lambda now: self.desk.end_session(session_id, now))
+
+    # ---- exchanges behind the gate --------------------------------------------------------------------------------
+
+    def note_use(self, upstream: str, ask: Ask) -> None:
+        """Take note of what an exchange at an upstream takes, so that the next start knows it."""
+        self._turn(lambda _: self.desk.note_use(upstream, ask))
+
+    def count_past(self, running: Mapping[str, int]) -> None:
+        """Count the exchanges of before the restart that still run, by upstream."""
+        self._turn(lambda now: self.desk.count_past(running, self._tickets, now))
 
     # ---- holds ----------------------------------------------------------------------------------------------------
 
@@ -246,9 +269,14 @@ class Keeper:
 
     def _deliver(self, deliveries: list[Delivery]) -> None:
         for session_id, number, event in deliveries:
-            inbox = self._callers.get(number) if session_id is None else self._sessions.get(session_id)
-            if inbox is not None:
-                inbox.events.put_nowait((number, event))
+            if session_id is None:
+                hear = self._callers.get(number)
+                if hear is not None:
+                    hear(number, event)
+            else:
+                inbox = self._sessions.get(session_id)
+                if inbox is not None:
+                    inbox.put(number, event)
         if self._changed is not None:
             self._changed.set()
             self._changed = None

@@ -31,6 +31,9 @@ class AdmissionSettings(MeshSettings):
     service: ClassVar[str] = "admission"
 
     listen: Address = knob("127.0.0.1:9101", "Where the service listens.")
+    checks_listen: Address | None = knob(
+        None, "Where Envoy asks about each request; by default the port of LISTEN plus 11, so 9112."
+    )
     slots: int = knob(
         16, "Slots of each GPU pool: device users at once.", unit="slots", aliases=("OMNISERVE_SLOTS",), ge=1, le=4096
     )

@@ -21,7 +21,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 NAMESPACE: Final = "OMNISERVE_"
 # Services that others call; each has an address below.
-PEERS: Final = ("admission", "llm")
+PEERS: Final = ("admission", "llm", "relay")
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 # Where the environment comes from while `load` builds an instance; nothing else reads it.
@@ -168,6 +168,15 @@ class MeshSettings(ServiceSettings):
     )
     llm_address: Address = knob(
         "127.0.0.1:9103", "Where llm is called.", aliases=("OMNISERVE_LLM_ADDRESS",), shared=True
+    )
+    relay_address: Address = knob(
+        "127.0.0.1:9105", "Where relay is called.", aliases=("OMNISERVE_RELAY_ADDRESS",), shared=True
+    )
+    edge_address: Address = knob(
+        "127.0.0.1:8792",
+        "Where Envoy's operator listener is called, for its counters.",
+        aliases=("OMNISERVE_EDGE_ADDRESS",),
+        shared=True,
     )
 
 

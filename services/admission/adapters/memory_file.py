@@ -7,6 +7,7 @@ from pathlib import Path
 
 from services.admission.core.desk import Memory
 from services.admission.core.model import Hold, Modality
+from services.admission.core.remains import Use
 from services.kit import telemetry
 
 _log = telemetry.logger(__name__)
@@ -33,13 +34,14 @@ class MemoryFile:
             epoch = int(found["epoch"])
             sessions = tuple((str(name), str(service)) for name, service in found["sessions"])
             holds = tuple(self._hold(each) for each in found["holds"])
+            uses = tuple(_use(each) for each in found.get("uses", ()))
         except FileNotFoundError:
             return 0, Memory((), ())
         except (ValueError, KeyError, TypeError) as error:
             _log.error("the memory of the process before cannot be read", path=str(self._path), error=str(error))
             self._path.replace(self._path.with_suffix(".unreadable"))
             return int(time.time()), Memory((), ())
-        return epoch, Memory(sessions, holds)
+        return epoch, Memory(sessions, holds, uses)
 
     def write(self, epoch: int, memory: Memory) -> None:
         """Replace the file in one move."""
@@ -58,6 +60,7 @@ class MemoryFile:
                     }
                     for hold in memory.holds
                 ],
+                "uses": memory.uses,
             }
         )
         temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
@@ -73,6 +76,11 @@ class MemoryFile:
             until=float(str(found["until_unix_s"])) - self._ahead_s,
             reason=str(found["reason"]),
         )
+
+
+def _use(found: object) -> Use:
+    upstream, pool, modality, units = _list(found)
+    return Use(str(upstream), str(pool), Modality(int(str(modality))), int(str(units)))
 
 
 def _list(value: object) -> list[object]:

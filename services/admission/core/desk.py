@@ -3,12 +3,13 @@
 Messages come in as method calls with the time; what is to be delivered to whom goes out as values.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 from services.admission.core.model import ALL_MODALITIES, Ask, Event, Hold, Rejected
+from services.admission.core.remains import Remains, Use, Uses
 from services.admission.core.scheduler import Scheduler
 from services.admission.core.sessions import Session, Sessions, SessionState
 
@@ -38,17 +39,23 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What survives a restart: sessions by id with their service, and the holds in force (times on the desk's clock)."""
+    """What survives a restart.
+
+    Sessions by id with their service, the holds in force (times on the desk's clock), and what exchanges behind the
+    gate take.
+    """
 
     sessions: tuple[tuple[str, str], ...]
     holds: tuple[Hold, ...]
+    uses: tuple[Use, ...] = ()
 
 
 class Desk:
     """Takes asks from single callers and from sessions.
 
     `epoch` grows with every start. `past` is what the process before remembered: its sessions are waited for, for at
-    most `settle_s`, before anything is granted; its holds are in force again.
+    most `settle_s`, before anything is granted, and so is the count of its exchanges behind the gate; its holds are in
+    force again.
     """
 
     def __init__(
@@ -58,14 +65,18 @@ class Desk:
         self.epoch = epoch
         self.sessions = Sessions()
         self.missing = dict(past.sessions) if settle_s > 0 else {}
+        self.is_uncounted = settle_s > 0 and bool(past.uses)
+        self.remains = Remains(uses := Uses(past.uses))
+        self._uses = uses
         self.memory_version = 0
         self._grace_s = grace_s
         # Permit ids of other epochs, by ticket: few, and only for as long as they are held.
         self._adopted: dict[int, str] = {}
         for hold in past.holds:
             scheduler.hold(hold, now)
-        if self.missing:
+        if self.missing or self.is_uncounted:
             reason = f"waiting for {len(self.missing)} sessions from before the restart"
+            reason += ", and for the count of exchanges" if self.is_uncounted else ""
             pools = frozenset(scheduler.pools)
             scheduler.hold(Hold(SETTLING, pools, ALL_MODALITIES, now + settle_s, reason), now)
 
@@ -155,6 +166,32 @@ class Desk:
         deliveries = [] if session is None else self._address(self._end(session, now))
         return deliveries + self._no_longer_missing(session_id, now)
 
+    # ---- exchanges behind the gate --------------------------------------------------------------------------------
+
+    def note_use(self, upstream: str, ask: Ask) -> list[Delivery]:
+        """Take note of what an exchange at an upstream takes, for the next start. Before the first of them is let in."""
+        if self._uses.note(Use(upstream, ask.pool, ask.modality, ask.units)):
+            self.memory_version += 1
+        return []
+
+    def count_past(self, running: Mapping[str, int], tickets: Iterator[int], now: float) -> list[Delivery]:
+        """Count exactly the exchanges of before the restart that still run, by upstream; each keeps its slots.
+
+        The first count ends the waiting for it. `tickets` gives new ones.
+        """
+        change = self.remains.match(running, tickets)
+        events: list[Event] = []
+        for ticket, ask in change.begun:
+            if ask.pool in self.scheduler.pools:
+                units = min(ask.units, self.scheduler.pools[ask.pool].slots)
+                events += self.scheduler.adopt(ticket, ask._replace(units=units), now)
+        for ticket in change.ended:
+            events += self.scheduler.release(ticket, now)
+        if not self.is_uncounted:
+            return self._address(events)
+        self.is_uncounted = False
+        return self._address(events) + self._settled(now)
+
     # ---- time, holds, the end -------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> list[Delivery]:
@@ -223,7 +260,7 @@ class Desk:
         """Return what the next start must know; sessions that are still missed stay remembered."""
         sessions = {session.session_id: session.service for session in self.sessions.by_id.values()} | self.missing
         holds = tuple(hold for hold in self.scheduler.holds.values() if hold.hold_id != SETTLING)
-        return Memory(tuple(sessions.items()), holds)
+        return Memory(tuple(sessions.items()), holds, self._uses.all())
 
     # ---- within ---------------------------------------------------------------------------------------------------
 
@@ -243,11 +280,15 @@ class Desk:
         if self.missing.pop(session_id, None) is None:
             return []
         self.memory_version += 1
-        return [] if self.missing else self.release_holds([SETTLING], now)
+        return self._settled(now)
+
+    def _settled(self, now: float) -> list[Delivery]:
+        return [] if self.missing or self.is_uncounted else self.release_holds([SETTLING], now)
 
     def _forget_missing_when_settled(self) -> None:
         if SETTLING not in self.scheduler.holds:
             self.missing.clear()
+            self.is_uncounted = False
 
     def _address(self, events: list[Event]) -> list[Delivery]:
         deliveries = []

@@ -1,0 +1,110 @@
+"""The gate in front of local workers: Envoy's ext_proc, where a permit lives exactly as long as an HTTP exchange.
+
+This runs for every proxied request, so it talks to the keeper directly, and what can be remembered is: equal asks are equal
+bytes, and nearly all answers are constants. It decides nothing itself.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+from google.protobuf.message import DecodeError
+from typing_extensions import override
+
+from services.admission import gate_messages
+from services.admission.core.gating import Admissible, Answer, not_understood, receive, refused
+from services.admission.core.intake import Intake
+from services.admission.core.model import Event, Granted, Rejected
+from services.admission.keeper import Keeper
+from services.kit.callouts import Call, Callouts, Line, Opener
+
+SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+# Routes times tiers times clients, with and without a body. More than this are decided anew.
+_MOST_KNOWN: Final = 10_000
+
+
+class Gate:
+    """Lets requests in, as `Callouts` bring them."""
+
+    def __init__(self, keeper: Keeper, intake: Intake) -> None:
+        self.keeper = keeper
+        self.letting_in = {side: gate_messages.admitted(side) for side in ("e0", "e1")}
+        self._intake = intake
+        self._known: dict[bytes, Admissible | Answer] = {}
+
+    def openers(self) -> Mapping[str, Opener]:
+        """Return what takes calls, by path."""
+        return {f"/{SERVICE}/Process": partial(_Exchange, self)}
+
+    def receive(self, message: bytes) -> tuple[Admissible | Answer, str]:
+        """Return what a request may do, and its id."""
+        key, request_id = gate_messages.apart(message)
+        found = self._known.get(key)
+        if found is None:
+            found = self._decide(message)
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = found
+        return found, request_id
+
+    def _decide(self, message: bytes) -> Admissible | Answer:
+        try:
+            ask, tier, client = gate_messages.head(message)
+        except DecodeError as error:
+            return not_understood(str(error))
+        decided = receive(ask, tier, client, self._intake)
+        if isinstance(decided, Admissible):
+            self.keeper.note_use(decided.upstream, decided.ask)
+        return decided
+
+    def drain(self, callouts: Callouts) -> None:
+        """End the calls of exchanges that were let in: they go on, and the next admission counts them.
+
+        Whoever waits has been refused by then, and so is who comes; neither may pass for want of an answer.
+        """
+        for call in callouts.calls():
+            if isinstance(call, _Exchange):
+                call.let_run()
+
+
+class _Exchange(Call):
+    """One HTTP exchange."""
+
+    __slots__ = ("_gate", "_is_let_in", "_request_id", "_ticket")
+
+    def __init__(self, gate: Gate, line: Line, number: bytes) -> None:
+        super().__init__(line, number)
+        self._gate = gate
+        self._request_id = ""
+        self._ticket: int | None = None
+        self._is_let_in = False
+
+    @override
+    def message(self, data: bytes) -> None:
+        if not data or data[0] != gate_messages.REQUEST_HEADERS:
+            answer = gate_messages.CARRY_ON.get(data[0] if data else 0)
+            if answer is not None:
+                self.send(answer)
+            return
+        decided, self._request_id = self._gate.receive(data)
+        if isinstance(decided, Answer):
+            self.send(gate_messages.instead(decided, self._request_id))
+        elif self._ticket is None:
+            self._ticket = self._gate.keeper.attend(decided.ask, self._hear)
+
+    def _hear(self, _ticket: int, event: Event) -> None:
+        if type(event) is Granted:
+            self._is_let_in = True
+            self.send(self._gate.letting_in[self._gate.keeper.side])
+        elif type(event) is Rejected:
+            self.send(gate_messages.instead(refused(event), self._request_id))
+
+    @override
+    def over(self) -> None:
+        if self._ticket is not None:
+            self._gate.keeper.leave(self._ticket)
+
+    def let_run(self) -> None:
+        """End the call of an exchange that was let in."""
+        if self._is_let_in:
+            self.end()

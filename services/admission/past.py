@@ -1,0 +1,64 @@
+"""After a restart: count what the process before let in and still runs, until it is over."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from services.admission.adapters.gauges import GaugesError
+from services.admission.core.remains import Running, choose_side, past
+from services.admission.keeper import Keeper
+from services.kit import telemetry
+
+AGAIN_S: Final = 0.1
+"""How soon gauges that cannot be read are tried again, while nothing is granted before they are."""
+LATER_S: Final = 1.0
+"""How soon when the wait for them is over."""
+COUNTED_EVERY_S: Final = 0.2
+"""How often it is looked what of the past is over."""
+
+_log = telemetry.logger(__name__)
+
+
+async def count_the_past(keeper: Keeper, read: Callable[[], Running]) -> None:
+    """Hold slots for exchanges of before the restart until the last of them is over; `read` blocks or raises GaugesError."""
+    desk = keeper.desk
+    if not desk.is_uncounted:
+        return
+    running = await _first(keeper, read)
+    # Once something was let in, the side is chosen, and what it had before cannot be told apart any more.
+    is_fresh = desk.is_uncounted
+    if is_fresh:
+        keeper.side = choose_side(desk.epoch, running)
+    left_on_own = dict(running.at(keeper.side)) if is_fresh else {}
+    _log.info("exchanges from before the restart", e0=dict(running.e0), e1=dict(running.e1), side=keeper.side)
+    while True:
+        found = past(running, keeper.side, left_on_own)
+        keeper.count_past(found)
+        if not found:
+            return
+        await asyncio.sleep(COUNTED_EVERY_S)
+        try:
+            running = await asyncio.to_thread(read)
+        except GaugesError as error:
+            # Either Envoy is gone, and every exchange with it, or it comes back and tells: the slots wait.
+            _log.warning("exchanges from before the restart stay counted", error=str(error))
+            await asyncio.sleep(LATER_S)
+        left_on_own = {name: min(left, running.at(keeper.side).get(name, 0)) for name, left in left_on_own.items()}
+
+
+async def _first(keeper: Keeper, read: Callable[[], Running]) -> Running:
+    told = False
+    while True:
+        try:
+            return await asyncio.to_thread(read)
+        except GaugesError as error:
+            if not keeper.desk.is_uncounted and not told:
+                told = True
+                _log.warning("granting without knowing what still runs behind the gate", error=str(error))
+        await asyncio.sleep(AGAIN_S if keeper.desk.is_uncounted else LATER_S)
+
+
+def reader(read: Callable[[str], Running], address: str) -> Callable[[], Running]:
+    """Return `read` for an address."""
+    return partial(read, address)
