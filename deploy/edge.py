@@ -1,27 +1,40 @@
-"""Renders the front door's configuration: `python -m deploy.edge` writes <state>/envoy from the settings.
+"""Renders the front door's static configuration: `python -m deploy.edge` writes <state>/envoy from the settings.
 
 Rendering is pure; only `write` touches the disk. Envoy and its wrapper (envoy/run.sh) read what is written here, so
-neither needs Python.
+neither needs Python; relay reads what routes must know of the listeners.
 """
 
+import json
 import os
 import re
+import ssl
 import sys
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
 from deploy.edge_settings import EdgeSettings
-from deploy.replies import local_reply_config
+from deploy.replies import gate_reply_config, local_reply_config
 from deploy.template import Node, fill, to_yaml
 from services.kit.access import EDGE_OPERATOR, EDGE_PUBLIC
+from services.kit.callouts import beside
 from services.kit.settings import SettingsError, load
 from services.kit.tokens import ensure_token
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TEMPLATE: Final = ROOT / "envoy" / "envoy.yaml"
+EDGE: Final = "envoy"
+"""Whose token Envoy shows when it asks admission on its own account."""
+XDS: Final = "xds"
+"""Folder of relay's files below the state directory."""
 _LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")
-_MIB: Final = 1024 * 1024
+# Where systems keep the authorities that they trust, most common first.
+_AUTHORITIES: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
+    "/etc/ssl/ca-bundle.pem",
+)
 
 
 def render(template: str, settings: EdgeSettings) -> str:
@@ -40,12 +53,33 @@ def wrapper_variables(settings: EdgeSettings) -> str:
     return "".join(f"{name}={value}\n" for name, value in values.items())
 
 
+def facts(settings: EdgeSettings, *, ca: str) -> str:
+    """Return what relay must know to render routes, as JSON. `ca`: file of the authorities that the system trusts."""
+    known = {
+        "operator_hosts": [*_LOOPBACK_HOSTS, *settings.operator_hosts],
+        "operator_origins": _origins(settings),
+        "body_limit_mib": settings.body_limit_mib,
+        "stream_idle_timeout_s": settings.stream_idle_timeout_s,
+        "checks_everybody": settings.checks_everybody(),
+        "ca": ca,
+        "envoy": settings.envoy or "envoy",
+    }
+    return json.dumps(known, indent=1) + "\n"
+
+
+def system_authorities() -> str:
+    """Return the file of the authorities that the system trusts; the most common one where there is none."""
+    own = ssl.get_default_verify_paths().cafile
+    return next((path for path in (*_AUTHORITIES, own) if path and Path(path).is_file()), _AUTHORITIES[0])
+
+
 def write(settings: EdgeSettings) -> Path:
-    """Write <state>/envoy/envoy.yaml and edge.env, each moved into place whole; return the configuration's path."""
+    """Write <state>/envoy/ (envoy.yaml, edge.env, door.json), each moved into place whole; return envoy.yaml's path."""
     folder = settings.state_dir / "envoy"
     folder.mkdir(parents=True, exist_ok=True)
     (settings.state_dir / "logs").mkdir(exist_ok=True)
     _replace(folder / "edge.env", wrapper_variables(settings))
+    _replace(folder / "door.json", facts(settings, ca=system_authorities()))
     path = folder / "envoy.yaml"
     _replace(path, render(TEMPLATE.read_text(encoding="utf-8"), settings))
     return path
@@ -63,18 +97,21 @@ def _values(settings: EdgeSettings) -> dict[str, Node]:
         "BIND": settings.bind,
         "OPERATOR_PORT": settings.operator_port,
         "OPERATOR_BIND": settings.operator_bind,
-        "OPERATOR_HOSTS": [*_LOOPBACK_HOSTS, *settings.operator_hosts],
-        "OPERATOR_ORIGINS": _origins(settings),
+        "MESH_PORT": settings.mesh_port,
+        "MESH_BIND": settings.mesh_bind,
+        "XDS_DIR": str(settings.state_dir.resolve() / XDS),
         "ADMIN_PORT": settings.admin_port,
         "MAX_CONNECTIONS": settings.max_connections,
-        "BODY_LIMIT_MIB": settings.body_limit_mib,
-        "FIRST_TOO_LARGE": settings.body_limit_mib * _MIB + 1,
         "STREAM_IDLE_TIMEOUT": f"{settings.stream_idle_timeout_s}s",
         "ACCESS_LOG": str(settings.state_dir.resolve() / "logs" / "access.log"),
         "LOCAL_REPLIES": local_reply_config(),
+        "GATE_REPLIES": gate_reply_config(),
         "FACADE_ENDPOINTS": _endpoints("facade", settings.facade_address),
         "LLM_ENDPOINTS": _endpoints("llm", settings.llm_address),
         "ADMISSION_ENDPOINTS": _endpoints("admission", settings.admission_address),
+        "ADMISSION_CHECKS_ENDPOINTS": _endpoints("admission_checks", beside(settings.admission_address)),
+        "RELAY_ENDPOINTS": _endpoints("relay", settings.relay_address),
+        "ADMIN_ENDPOINTS": _endpoints("envoy_admin", f"127.0.0.1:{settings.admin_port}"),
         "TRACING": _tracing() if settings.otlp_endpoint else None,
         "COLLECTOR_ENDPOINTS": _collector(settings.otlp_endpoint),
     }
@@ -122,7 +159,7 @@ def main() -> int:
     except SettingsError as error:
         sys.stderr.writelines(f"edge: {problem}\n" for problem in error.problems)
         return 2
-    for token in (EDGE_PUBLIC, EDGE_OPERATOR):
+    for token in (EDGE_PUBLIC, EDGE_OPERATOR, EDGE):
         ensure_token(settings.state_dir, token)
     print(write(settings))
     return 0

@@ -2,11 +2,14 @@
 
 import ipaddress
 import re
+from pathlib import Path
 from typing import ClassVar, Self
 from urllib.parse import urlsplit
 
-from pydantic import model_validator
+from pydantic import SecretStr, model_validator
 
+from services.kit import keyring
+from services.kit.config import config_knob, read
 from services.kit.settings import Address, MeshSettings, knob
 
 _HOST = re.compile(r"[A-Za-z0-9.:_-]+|\[[0-9A-Fa-f:]+\]")
@@ -20,7 +23,7 @@ class EdgeSettings(MeshSettings):
     port: int = knob(8791, "Port of the public listener.", aliases=("OMNISERVE_PORT",), ge=1, le=65535)
     bind: str = knob(
         "127.0.0.1",
-        "Address of the public listener. Other than loopback needs OMNISERVE_ALLOW_ANONYMOUS=1 while there are no API keys.",
+        "Address of the public listener. Other than loopback needs an API key, or OMNISERVE_ALLOW_ANONYMOUS=1.",
         aliases=("OMNISERVE_BIND",),
     )
     published_bind: str = knob(
@@ -32,6 +35,18 @@ class EdgeSettings(MeshSettings):
         "Serve callers nobody knows on an address that others can reach.",
         aliases=("OMNISERVE_ALLOW_ANONYMOUS",),
     )
+    anonymous_tier: str = knob(
+        "auto",
+        "Best tier of callers without a key; the front door only wants to know whether there is a limit, admission sets it.",
+        aliases=("OMNISERVE_ANONYMOUS_TIER",),
+    )
+    config: Path | None = config_knob()
+    secret: SecretStr = knob(
+        SecretStr(""),
+        "The shared key; the front door only wants to know that there is one, admission checks it.",
+        aliases=("OMNISERVE_SECRET",),
+        secret=True,
+    )
     operator_port: int = knob(8792, "Port of the operator listener.", ge=1, le=65535)
     operator_bind: str = knob(
         "127.0.0.1",
@@ -42,6 +57,11 @@ class EdgeSettings(MeshSettings):
     )
     operator_origins: tuple[str, ...] = knob(
         (), "Origins (http://host:port) of web pages that may drive the operator listener, besides its own."
+    )
+    mesh_port: int = knob(8793, "Port of the listener for services of the mesh, which show a token.", ge=1, le=65535)
+    mesh_bind: str = knob(
+        "127.0.0.1",
+        "Address of the mesh listener: loopback, or a container's own network that does not publish it.",
     )
     admin_port: int = knob(9190, "Port of Envoy's admin interface on loopback.", ge=1, le=65535)
     facade_address: Address = knob(
@@ -67,15 +87,19 @@ class EdgeSettings(MeshSettings):
 
     @model_validator(mode="after")
     def _safe(self) -> Self:
-        if not self.allow_anonymous and not is_loopback(self.published_bind or self.bind):
+        is_open = not is_loopback(self.published_bind or self.bind)
+        if is_open and not self.allow_anonymous and not self.has_keys():
             raise ValueError(
-                f"the public listener would serve anonymous callers on {self.published_bind or self.bind}: bind it to "
-                "127.0.0.1 (OMNISERVE_EDGE_BIND), or set OMNISERVE_ALLOW_ANONYMOUS=1 if everybody there may use the device"
+                f"the public listener would serve anonymous callers on {self.published_bind or self.bind}: make an API key "
+                "(`omniserve keys create NAME`), bind it to 127.0.0.1 (OMNISERVE_EDGE_BIND), or set "
+                "OMNISERVE_ALLOW_ANONYMOUS=1 if everybody there may use the device"
             )
         if not self.published_bind and not is_loopback(self.operator_bind):
             raise ValueError(
                 f"OMNISERVE_EDGE_OPERATOR_BIND: the operator listener stays on loopback, not {self.operator_bind}"
             )
+        if not self.published_bind and not is_loopback(self.mesh_bind):
+            raise ValueError(f"OMNISERVE_EDGE_MESH_BIND: the mesh listener stays on loopback, not {self.mesh_bind}")
         for host in self.operator_hosts:
             if not _HOST.fullmatch(host):
                 raise ValueError(f"OMNISERVE_EDGE_OPERATOR_HOSTS: {host!r} is no host name")
@@ -89,6 +113,20 @@ class EdgeSettings(MeshSettings):
                 f"OTEL_EXPORTER_OTLP_ENDPOINT: the front door speaks OTLP/gRPC to http://host:port only, not {self.otlp_endpoint!r}"
             )
         return self
+
+    def checks_everybody(self) -> bool:
+        """Return whether admission is asked about callers even while there are no keys: not everybody may ask for anything."""
+        return not is_loopback(self.published_bind or self.bind) or self.anonymous_tier not in {"auto", "paid"}
+
+    def has_keys(self) -> bool:
+        """Return whether any API key is configured. Raises ValueError or ConfigError when that cannot be read."""
+        if self.secret.get_secret_value():
+            return True
+        try:
+            made = keyring.read(keyring.keyring_path(self.state_dir))
+        except keyring.KeyringError as error:
+            raise ValueError(str(error)) from error
+        return bool(made) or bool(keyring.keys_in(read(self.config)))
 
 
 def is_loopback(bind: str) -> bool:

@@ -23,8 +23,8 @@ from services.kit.settings_docs import discover
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 # Who shows a token of its own; made before the start, so that nobody races for them.
-TOKENS: Final = ("admission", "llm", "facade", "envoy-public", "envoy-operator", "cli")
-_SERVED: Final = ("admission", "llm", "facade")
+TOKENS: Final = ("admission", "relay", "llm", "facade", "envoy", "envoy-public", "envoy-operator", "cli")
+_SERVED: Final = ("admission", "relay", "llm", "facade")
 _LONGEST_SOCKET: Final = 100
 _MOST_FILES: Final = 65_536
 
@@ -59,7 +59,7 @@ def make_plan(environ: Mapping[str, str]) -> Plan:
     check_environment(classes, environ)
     served = {cls.service: load(cls, environ) for cls in classes if cls.service in _SERVED}
     listens = {name: _listen(settings) for name, settings in served.items()}
-    environ = _environ(environ, listens)
+    environ = _environ(environ, listens, load(EdgeSettings, environ))
     edge, run = load(EdgeSettings, environ), load(RunSettings, environ)
     graces = [settings.drain_grace_s for settings in served.values() if isinstance(settings, MeshSettings)]
     return Plan(
@@ -98,14 +98,17 @@ def _edge_listens(edge: EdgeSettings) -> tuple[Listen, ...]:
     return (
         Listen(edge.bind, edge.port, "OMNISERVE_EDGE_PORT"),
         Listen(edge.operator_bind, edge.operator_port, "OMNISERVE_EDGE_OPERATOR_PORT"),
+        Listen(edge.mesh_bind, edge.mesh_port, "OMNISERVE_EDGE_MESH_PORT"),
         Listen("127.0.0.1", edge.admin_port, "OMNISERVE_EDGE_ADMIN_PORT"),
     )
 
 
-def _environ(environ: Mapping[str, str], listens: Mapping[str, Listen]) -> dict[str, str]:
+def _environ(environ: Mapping[str, str], listens: Mapping[str, Listen], edge: EdgeSettings) -> dict[str, str]:
     """Return the processes' environment: on one host a service is called where it listens, unless told otherwise."""
     state_dir = load(RunSettings, environ).state_dir.resolve()
     addresses = {f"OMNISERVE_{name.upper()}_ADDRESS": _callable_address(each) for name, each in listens.items()}
+    addresses["OMNISERVE_EDGE_ADDRESS"] = _callable_address(Listen(edge.operator_bind, edge.operator_port, ""))
+    addresses["OMNISERVE_RELAY_MESH_LISTENER"] = _callable_address(Listen(edge.mesh_bind, edge.mesh_port, ""))
     envoy = Path(sys.executable).with_name("envoy")
     path = os.pathsep.join([str(ROOT), str(ROOT / "protos" / "gen"), *filter(None, [environ.get("PYTHONPATH")])])
     defaults = {**addresses, "OMNISERVE_EDGE_ENVOY": str(envoy) if envoy.exists() else "envoy"}
@@ -122,6 +125,7 @@ def _services(edge: EdgeSettings) -> tuple[Service, ...]:
     door = f"127.0.0.1:{edge.port}" if edge.bind == "0.0.0.0" else f"{edge.bind}:{edge.port}"  # noqa: S104 - as above
     return (
         Service("admission", edge.admission_address, grpc_probe(edge.admission_address)),
+        Service("relay", edge.relay_address, grpc_probe(edge.relay_address)),
         Service("llm", edge.llm_address, grpc_probe(edge.llm_address)),
         Service("facade", edge.facade_address, http_probe(edge.facade_address, "/readyz")),
         Service("envoy", door, http_probe(door, "/readyz")),

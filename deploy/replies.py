@@ -33,6 +33,7 @@ REPLIES = (
         _INVALID,
         f"The request is malformed, or its path or a header is not allowed ({_DETAILS}).",
     ),
+    Reply(402, "payment_required", _INVALID, _BODY),
     Reply(403, "forbidden", "permission_error", _BODY),
     Reply(404, "not_found", _INVALID, _BODY),
     Reply(408, "invalid_request", _INVALID, f"The request did not arrive in time ({_DETAILS})."),
@@ -55,13 +56,37 @@ REPLIES = (
 """Every status that Envoy can answer by itself with this configuration."""
 
 
+UNADMITTED = 591
+"""What the gate's last route answers: the 503 of a request that admission said nothing about."""
+_UNADMITTED = Reply(UNADMITTED, "admission_unavailable", _SERVER, _BODY, retry_after_s=1)
+_UNCHECKED = Reply(
+    503,
+    "admission_unavailable",
+    _SERVER,
+    "Who calls cannot be checked: admission does not answer; it may be restarting.",
+    retry_after_s=1,
+)
+
+
 def local_reply_config() -> Node:
     """Return Envoy's LocalReplyConfig: the first mapper that matches wins, so gRPC comes first."""
     healthy = _when(200, {"status": "ok"})  # /healthz is a local reply too
-    mappers: list[Node] = [_grpc_mapper(), healthy, *(_mapper(reply) for reply in REPLIES)]
+    unchecked = _flagged(_mapper(_UNCHECKED), ["UAEX"])
+    mappers: list[Node] = [_grpc_mapper(), unchecked, _as_admission_said(), healthy]
+    mappers += [_mapper(reply) for reply in REPLIES]
     return {"mappers": mappers, "body_format": {"json_format": _shape(_OTHER)}}
 
 
+def gate_reply_config() -> Node:
+    """Return what the gate answers by itself. Admission's own refusals come through it as they are."""
+    unadmitted = {**_mapper(_UNADMITTED), "status_code": 503}
+    # Envoy notes why it answers; a refusal that admission wrote has no such note.
+    failed: list[Node] = [_flagged(_mapper(reply), []) for reply in REPLIES if reply.status in _GATES_OWN]
+    return {"mappers": [unadmitted, *failed]}
+
+
+# Of a worker that does not answer, breaks off, or takes too long.
+_GATES_OWN = frozenset({502, 503, 504})
 _OTHER = Reply(0, "internal", _SERVER, f"The front door answered {_DETAILS}.")
 
 
@@ -73,7 +98,24 @@ def _grpc_mapper() -> Node:
     }
 
 
-def _mapper(reply: Reply) -> Node:
+def _as_admission_said() -> Node:
+    """Return the mapper for callers whom admission turned away: its own words, which have the right shape."""
+    return {
+        "filter": {"response_flag_filter": {"flags": ["UAEX"]}},
+        "body_format_override": {
+            "text_format_source": {"inline_string": _BODY},
+            "content_type": "application/json",
+        },
+    }
+
+
+def _flagged(mapper: dict[str, Node], flags: list[Node]) -> dict[str, Node]:
+    """Return the mapper for answers that have one of Envoy's response flags; for any flag when none is named."""
+    both: list[Node] = [mapper["filter"], {"response_flag_filter": {"flags": flags}}]
+    return {**mapper, "filter": {"and_filter": {"filters": both}}}
+
+
+def _mapper(reply: Reply) -> dict[str, Node]:
     mapper = _when(reply.status, _shape(reply))
     if reply.retry_after_s is not None:
         header: Node = {"key": "retry-after", "value": str(reply.retry_after_s)}

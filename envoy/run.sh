@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs Envoy so that a stop signal drains it, which Envoy alone does not do: SIGTERM would cut every stream.
 #
-#   OMNISERVE_STATE_DIR   where `python -m deploy.edge` wrote envoy/envoy.yaml and envoy/edge.env, and where tokens/ is
+#   OMNISERVE_STATE_DIR   where `python -m deploy.edge` wrote envoy/envoy.yaml and envoy/edge.env, where relay writes xds/,
+#                         and where tokens/ is
 #   OMNISERVE_EDGE_ENVOY  the Envoy binary (default: envoy, from the PATH)
 #
 # SIGTERM or SIGINT: /healthz turns to 503, listeners close after a notice, running streams end by themselves within a limit,
@@ -13,6 +14,9 @@ state=${OMNISERVE_STATE_DIR:?is not set: the directory with envoy/envoy.yaml and
 envoy=${OMNISERVE_EDGE_ENVOY:-envoy}
 config=$state/envoy/envoy.yaml
 access_log=$state/logs/access.log
+xds=$state/xds
+# Longer than relay takes to read its settings and have them judged on a busy machine.
+xds_limit_s=60
 max_log_bytes=$((32 * 1024 * 1024))
 # Numbers only: ADMIN_PORT, DRAIN_NOTICE_S, DRAIN_LIMIT_S, WORKERS.
 # shellcheck source=/dev/null
@@ -25,10 +29,10 @@ admin() (
   while IFS= read -r -t 5 line <&3 || [ -n "$line" ]; do printf '%s\n' "${line%$'\r'}"; done
 ) 2>/dev/null
 
-# Requests in flight on both listeners; nothing when Envoy does not answer.
+# Requests in flight on all listeners; nothing when Envoy does not answer.
 active_streams() {
   admin GET '/stats?filter=downstream_rq_active' |
-    awk '/^http\.(public|operator)\.downstream_rq_active:/ {sum += $2; seen = 1} END {if (seen) print sum}'
+    awk '/^http\.(public|operator|mesh)\.downstream_rq_active:/ {sum += $2; seen = 1} END {if (seen) print sum}'
 }
 
 token() {
@@ -81,7 +85,8 @@ fi
 
 OMNISERVE_EDGE_PUBLIC_TOKEN=$(token envoy-public) || exit 2
 OMNISERVE_EDGE_OPERATOR_TOKEN=$(token envoy-operator) || exit 2
-export OMNISERVE_EDGE_PUBLIC_TOKEN OMNISERVE_EDGE_OPERATOR_TOKEN
+OMNISERVE_EDGE_TOKEN=$(token envoy) || exit 2
+export OMNISERVE_EDGE_PUBLIC_TOKEN OMNISERVE_EDGE_OPERATOR_TOKEN OMNISERVE_EDGE_TOKEN
 
 # Where the system can, Envoy is tied to this wrapper: an orphan would keep the ports from its successor.
 tie=()
@@ -91,6 +96,16 @@ if [ "$WORKERS" -gt 0 ]; then threads=(--concurrency "$WORKERS"); fi
 
 signals=0
 trap 'signals=$((signals + 1))' TERM INT
+
+# Envoy wants relay's files at its start; those of a former run will do until relay has better ones.
+wanted=("$xds/cds.yaml" "$xds"/rds.{gate,public,operator,mesh}.yaml)
+missing() { for file in "${wanted[@]}"; do [ -s "$file" ] || { echo "$file"; return; }; done; }
+while file=$(missing) && [ -n "$file" ]; do
+  [ "$signals" -eq 0 ] || exit 0
+  [ "$SECONDS" -lt "$xds_limit_s" ] || { echo "run.sh: no $file after $xds_limit_s s; relay writes it" >&2; exit 1; }
+  pause 0.1
+done
+
 "${tie[@]}" "$envoy" -c "$config" --disable-hot-restart --log-level warning --file-flush-interval-msec 1000 \
   --drain-strategy immediate --drain-time-s "$DRAIN_NOTICE_S" "${threads[@]}" &
 pid=$!

@@ -50,7 +50,7 @@ def wait_until(condition: Callable[[], object], what: str, limit_s: float = 60.0
 
 @dataclass(frozen=True)
 class Mesh:
-    """A running mesh. Services by name: admission, llm, facade, envoy."""
+    """A running mesh. Services by name: admission, relay, llm, facade, envoy."""
 
     launcher: "subprocess.Popen[str]"
     environ: Mapping[str, str]
@@ -78,6 +78,11 @@ class Mesh:
         return f"127.0.0.1:{self.environ['OMNISERVE_EDGE_OPERATOR_PORT']}"
 
     @property
+    def mesh_url(self) -> str:
+        """Base address of the listener for services of the mesh."""
+        return f"http://127.0.0.1:{self.environ['OMNISERVE_EDGE_MESH_PORT']}"
+
+    @property
     def admin_url(self) -> str:
         """Base address of Envoy's admin interface."""
         return f"http://127.0.0.1:{self.environ['OMNISERVE_EDGE_ADMIN_PORT']}"
@@ -87,7 +92,7 @@ class Mesh:
         return self.environ[f"OMNISERVE_{service.upper()}_LISTEN"]
 
     def token(self, caller: str) -> str:
-        """Return a service token: admission, llm, facade, envoy-public, envoy-operator or cli."""
+        """Return a service token: admission, relay, llm, facade, envoy, envoy-public, envoy-operator or cli."""
         return (self.state_dir / "tokens" / caller).read_text().strip()
 
     def log(self, service: str) -> str:
@@ -141,7 +146,8 @@ class Mesh:
 
 def mesh_environ(state_dir: Path, **overrides: str) -> dict[str, str]:
     """Return an environment for a mesh of its own: free ports, a state directory, none of the caller's settings."""
-    names = ("EDGE_PORT", "EDGE_OPERATOR_PORT", "EDGE_ADMIN_PORT", "ADMISSION_LISTEN", "LLM_LISTEN", "FACADE_LISTEN")
+    edge = ("EDGE_PORT", "EDGE_OPERATOR_PORT", "EDGE_MESH_PORT", "EDGE_ADMIN_PORT")
+    names = (*edge, "ADMISSION_LISTEN", "RELAY_LISTEN", "LLM_LISTEN", "FACADE_LISTEN")
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMNISERVE_", "OTEL_"))}
     return {

@@ -1,4 +1,4 @@
-"""The front door alone: real Envoy in its real wrapper, with stand-ins behind it (stand_ins.py)."""
+"""The front door alone: real Envoy in its real wrapper, routes by the real relay, and stand-ins behind it (stand_ins.py)."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def open_door(free_ports: Callable[[int], list[int]], wait_until: Callable[..., 
 
     @contextmanager
     def opened(state_dir: Path, **overrides: str) -> Iterator[Door]:
-        public, operator, admin, facade, llm, admission = free_ports(6)
+        public, operator, mesh, admin, facade, llm, admission, relay = free_ports(8)
         environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("OMNISERVE_", "OTEL_"))},
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -76,10 +76,14 @@ def open_door(free_ports: Callable[[int], list[int]], wait_until: Callable[..., 
             "OMNISERVE_STATE_DIR": str(state_dir),
             "OMNISERVE_EDGE_PORT": str(public),
             "OMNISERVE_EDGE_OPERATOR_PORT": str(operator),
+            "OMNISERVE_EDGE_MESH_PORT": str(mesh),
             "OMNISERVE_EDGE_ADMIN_PORT": str(admin),
             "OMNISERVE_FACADE_ADDRESS": f"127.0.0.1:{facade}",
             "OMNISERVE_LLM_ADDRESS": f"127.0.0.1:{llm}",
             "OMNISERVE_ADMISSION_ADDRESS": f"127.0.0.1:{admission}",
+            "OMNISERVE_RELAY_ADDRESS": f"127.0.0.1:{relay}",
+            "OMNISERVE_RELAY_LISTEN": f"127.0.0.1:{relay}",
+            "OMNISERVE_EDGE_ADDRESS": f"127.0.0.1:{operator}",
             **overrides,
         }
         ports = ["--facade", str(facade), "--llm", str(llm), "--admission", str(admission)]
@@ -87,22 +91,25 @@ def open_door(free_ports: Callable[[int], list[int]], wait_until: Callable[..., 
         behind = subprocess.Popen(
             [sys.executable, str(HERE / "stand_ins.py"), *ports, "--state-dir", str(state_dir)], cwd=ROOT, env=environ
         )
+        rendering = subprocess.Popen([sys.executable, "-m", "services.relay"], cwd=ROOT, env=environ)
         wrapper = subprocess.Popen(["bash", str(ROOT / "envoy" / "run.sh")], cwd=ROOT, env=environ)
         door = Door(wrapper, environ, state_dir)
         try:
             wait_until(
-                lambda: _ended(wrapper, behind) or (door.is_healthy() and _answers(door.facade_url)),
+                lambda: _ended(wrapper, behind, rendering) or (door.is_healthy() and _answers(door.facade_url)),
                 "the front door and its stand-ins",
             )
-            assert not _ended(wrapper, behind), f"ended by themselves: {_ended(wrapper, behind)}"
+            ended = _ended(wrapper, behind, rendering)
+            assert not ended, f"ended by themselves: {ended}"
             yield door
         finally:
             for process in (wrapper, behind):
                 process.terminate()
             wrapper.terminate()
             wrapper.wait(30)
-            behind.kill()
-            behind.wait(10)
+            for process in (behind, rendering):
+                process.kill()
+                process.wait(10)
 
     return opened
 

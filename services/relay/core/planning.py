@@ -1,9 +1,8 @@
 """What serves each route: a service of the mesh, an upstream through Envoy, or nothing. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType
 from typing import Final
 
 from services.relay.core.model import TIERS, Group, GroupKind, RelayInputs, RouteOverride, RouteSpec, Upstream
@@ -51,7 +50,7 @@ class PlannedRoute:
     forced_tier: str = ""
     paying_tiers: frozenset[str] = frozenset()
     timeout_ms: int | None = None
-    added_headers: Mapping[str, str] = MappingProxyType({})
+    added_headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def proxied(self) -> Backing:

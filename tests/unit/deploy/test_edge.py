@@ -1,25 +1,16 @@
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from google.protobuf import descriptor_pool
 
 from deploy.edge import TEMPLATE, render, wrapper_variables, write
 from deploy.edge_settings import EdgeSettings
-from deploy.replies import REPLIES, local_reply_config
-from omniserve.admission.v1 import admission_pb2
-from omniserve.llm.v1 import llm_pb2
-from omniserve.options.v1 import options_pb2
-from services.kit.access import BUILT_IN_SERVICES
+from deploy.replies import REPLIES, gate_reply_config, local_reply_config
 from services.kit.errors import Reason
 from services.kit.settings import SettingsError, load
-
-ENVOY = Path(sys.executable).with_name("envoy")
-SERVED = (llm_pb2, admission_pb2)
+from services.relay.adapters.door import read_door
 
 
 def rendered(**values):
@@ -34,63 +25,55 @@ def connection_manager(tree, name):
     return listener(tree, name)["filter_chains"][0]["filters"][0]["typed_config"]
 
 
-def routed_services(tree, name):
-    hosts = connection_manager(tree, name)["route_config"]["virtual_hosts"]
-    prefixes = [route["match"].get("prefix", "") for host in hosts for route in host["routes"] if "route" in route]
-    return {match[1] for prefix in prefixes if (match := re.fullmatch(r"/([a-zA-Z0-9_.]+\.[A-Za-z]+)/", prefix))}
+def mutations(tree, name):
+    (extension,) = connection_manager(tree, name)["early_header_mutation_extensions"]
+    return extension["typed_config"]["mutations"]
 
 
-def services_with(*audiences):
-    found = set()
-    for module in SERVED:
-        for service in module.DESCRIPTOR.services_by_name.values():
-            methods = [method.GetOptions().Extensions[options_pb2.access].audience for method in service.methods]
-            if set(audiences) & set(methods):
-                found.add(service.full_name)
-    return found
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {"otlp_endpoint": "http://collector:4317"},
-        {"bind": "::1", "facade_address": "[::1]:9100", "operator_hosts": ("box.lan",), "workers": 2},
-        {"bind": "0.0.0.0", "allow_anonymous": True, "operator_origins": ("https://panel.example:8443",)},
-    ],
-)
-def test_envoy_accepts_what_is_rendered(tmp_path, values):
-    path = write(EdgeSettings(state_dir=tmp_path, **values))
-    result = subprocess.run(
-        [str(ENVOY), "--mode", "validate", "-c", str(path), "--log-level", "error"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-
-
-def test_the_public_listener_routes_exactly_the_services_with_public_rpcs():
-    assert routed_services(rendered(), "public") - BUILT_IN_SERVICES == services_with(options_pb2.AUDIENCE_PUBLIC)
-
-
-def test_the_operator_listener_routes_exactly_the_services_with_rpcs_for_the_operator():
-    wanted = services_with(options_pb2.AUDIENCE_PUBLIC, options_pb2.AUDIENCE_OPERATOR)
-    assert routed_services(rendered(), "operator") - BUILT_IN_SERVICES == wanted
-
-
-def test_every_routed_service_has_a_contract():
-    for service in routed_services(rendered(), "operator") - BUILT_IN_SERVICES:
-        assert descriptor_pool.Default().FindServiceByName(service)
-
-
-def test_both_listeners_sanitise_alike():
+def test_all_listeners_treat_requests_alike():
     tree = rendered()
-    public, operator = connection_manager(tree, "public"), connection_manager(tree, "operator")
-    different = {"stat_prefix", "route_config"}
-    assert {k: v for k, v in public.items() if k not in different} == {
-        k: v for k, v in operator.items() if k not in different
+    public, operator, mesh = (connection_manager(tree, name) for name in ("public", "operator", "mesh"))
+    own = {"stat_prefix", "rds"}
+    assert {k: v for k, v in public.items() if k not in own} == {k: v for k, v in operator.items() if k not in own}
+    own |= {"early_header_mutation_extensions", "preserve_external_request_id"}
+    assert {k: v for k, v in public.items() if k not in own} == {k: v for k, v in mesh.items() if k not in own}
+
+
+@pytest.mark.parametrize("name", ["public", "operator", "mesh"])
+def test_what_callers_say_in_the_meshs_name_goes_before_anything_reads_it(name):
+    stripped = [
+        each["remove_on_match"]["key_matcher"] for each in mutations(rendered(), name) if "remove_on_match" in each
+    ]
+    assert [each["prefix"] for each in stripped] == ["x-om-", "x-omniserve-", "x-envoy-"]
+    assert all(each["ignore_case"] for each in stripped)
+
+
+def test_a_service_token_is_put_aside_on_the_mesh_listener_only():
+    kept = {
+        name: str(mutations(rendered(), name)).count("x-om-service-token") for name in ("public", "operator", "mesh")
     }
+    assert kept == {"public": 0, "operator": 0, "mesh": 1}
+
+
+def test_the_gate_has_no_address_that_a_process_could_connect_to():
+    gate = listener(rendered(), "gate")
+    assert "address" not in gate
+    assert gate["internal_listener"] == {}
+
+
+def test_everything_is_told_to_relay_that_routes_must_know(tmp_path):
+    write(EdgeSettings(state_dir=tmp_path, operator_hosts=("box.lan",), body_limit_mib=12))
+    door = read_door(tmp_path)
+    assert door.facts.operator_hosts[-1] == "box.lan"
+    assert door.facts.body_limit_mib == 12
+    assert not door.facts.checks_everybody
+    assert Path(door.facts.ca).is_file()
+
+
+@pytest.mark.parametrize("values", [{"bind": "0.0.0.0", "allow_anonymous": True}, {"anonymous_tier": "free"}])
+def test_callers_are_checked_where_not_everybody_may_ask_for_anything(tmp_path, values):
+    write(EdgeSettings(state_dir=tmp_path, **values))
+    assert read_door(tmp_path).facts.checks_everybody
 
 
 def test_no_token_is_written_into_the_configuration(tmp_path):
@@ -138,7 +121,8 @@ def test_a_setting_that_cannot_be_used_is_named(variable, value):
 def test_every_reply_has_a_reason_of_the_mesh_and_openais_four_fields():
     for reply in REPLIES:
         assert reply.reason in set(Reason)
-    shapes = [m["body_format_override"]["json_format"] for m in local_reply_config()["mappers"][2:]]
+    shapes = [m["body_format_override"]["json_format"] for m in local_reply_config()["mappers"][4:]]
+    shapes += [m["body_format_override"]["json_format"] for m in gate_reply_config()["mappers"]]
     assert all({"message", "type", "param", "code"} <= set(shape["error"]) for shape in shapes)
     json.dumps(shapes)
 

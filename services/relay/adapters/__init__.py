@@ -1,0 +1,1 @@
+"""Files for Envoy, and Envoy's judgement of them."""

@@ -1,0 +1,61 @@
+"""Envoy's own judgement of a configuration, before it goes live."""
+
+import asyncio
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from services.relay.adapters.texts import to_text
+from services.relay.core.render_nodes import Tree
+
+_LIMIT_S: Final = 30.0
+_LONGEST: Final = 2000
+
+
+class JudgeError(Exception):
+    """Envoy could not be asked; the message says why."""
+
+
+async def refusal_of(envoy: str, configuration: Tree) -> str | None:
+    """Return why Envoy refuses the configuration, None when it takes it. Opens no port. Raises JudgeError."""
+    text = await asyncio.to_thread(to_text, configuration)
+    with tempfile.TemporaryDirectory(prefix="omniserve-relay-") as folder:
+        path = Path(folder) / "whole.yaml"
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        status, said = await _run(envoy, path)
+    if status == 0:
+        return None
+    return _reason(said) or f"envoy --mode validate ended with status {status}"
+
+
+async def _run(envoy: str, path: Path) -> tuple[int, str]:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            envoy,
+            *("--mode", "validate", "-c", str(path), "--log-level", "error"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    except OSError as error:
+        raise JudgeError(f"cannot run {envoy} (OMNISERVE_EDGE_ENVOY): {error.strerror or error}") from error
+    try:
+        async with asyncio.timeout(_LIMIT_S):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        raise JudgeError(f"{envoy} did not judge a configuration within {_LIMIT_S:g} s") from None
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    return process.returncode or 0, said.decode(errors="replace")
+
+
+def _reason(said: str) -> str:
+    """Return what Envoy said, without its log's heads."""
+    lines = [line.rpartition("] ")[2] if line.startswith("[") else line for line in said.splitlines()]
+    return " ".join(line.strip() for line in lines if line.strip())[:_LONGEST]
