@@ -78,10 +78,6 @@ async def main(settings: AdmissionSettings, owner: Owner) -> None:
     the_gate = Gate(keeper, settings.intake())
     owner.start(count_the_past(keeper, partial(gauges.read, settings.edge_address)), name="the count of the past")
 
-    def register(server: grpc.aio.Server) -> None:
-        registration(keeper, settings)(server)
-        authorize.add_to_server(authorizer, server)
-
     async def drain() -> None:
         keeper.drain()
         the_gate.drain(callouts)
@@ -94,8 +90,8 @@ async def main(settings: AdmissionSettings, owner: Owner) -> None:
             name="admission",
             settings=settings,
             listen=settings.listen,
-            register=register,
-            service_names=(*SERVICES, authorize.SERVICE),
+            register=registration(keeper, settings),
+            service_names=SERVICES,
             owner=owner,
             on_drain=drain,
         )

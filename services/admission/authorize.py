@@ -5,9 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import grpc
-import grpc.aio
 from envoy_subset import ext_authz_pb2 as pb
+from google.protobuf.message import DecodeError
 
 from services.admission.adapters.keys import KeyFiles, Keys
 from services.admission.core import identity
@@ -57,8 +56,11 @@ class Authorizer:
         self._adopt(files.keys)
 
     def answer(self, question: bytes) -> bytes:
-        """Return the CheckResponse to a CheckRequest, both serialised. Raises DecodeError."""
-        attributes = pb.CheckRequest.FromString(question).attributes
+        """Return the CheckResponse to a CheckRequest, both serialised."""
+        try:
+            attributes = pb.CheckRequest.FromString(question).attributes
+        except DecodeError:
+            return _UNREADABLE
         http = attributes.request.http
         headers = http.headers
         listener = _LISTENERS.get(attributes.context_extensions.get("listener", ""), Listener.PUBLIC)
@@ -145,11 +147,5 @@ def _header(key: str, value: str) -> pb.HeaderValueOption:
     return pb.HeaderValueOption(header=pb.HeaderValue(key=key, value=value), append_action=_OVERWRITE)
 
 
-def add_to_server(authorizer: Authorizer, server: grpc.aio.Server) -> None:
-    """Serve envoy.service.auth.v3.Authorization. Generated code would serialise each answer anew."""
-
-    async def check(request: bytes, context: object) -> bytes:  # noqa: ARG001 - what gRPC calls
-        return authorizer.answer(request)
-
-    handler: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(check)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Check": handler}),))
+# Envoy cleans what is no text; should it ever not, one caller's bytes must not become everybody's trouble.
+_UNREADABLE: Final = denied(Denied(Reason.INVALID_REQUEST, "the request's head is no text"), "", "")

@@ -74,10 +74,10 @@ def keyring_path(state_dir: Path) -> Path:
 
 
 def version(path: Path) -> Version | None:
-    """Return the file's version, None while there is no such file."""
+    """Return the file's version, None while no such file can be seen."""
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
 
