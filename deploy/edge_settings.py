@@ -64,6 +64,9 @@ class EdgeSettings(MeshSettings):
         "Address of the mesh listener: loopback, or a container's own network that does not publish it.",
     )
     admin_port: int = knob(9190, "Port of Envoy's admin interface on loopback.", ge=1, le=65535)
+    admission_checks_address: Address | None = knob(
+        None, "Where Envoy asks admission about each request; by default the port of admission's address plus 11."
+    )
     facade_address: Address = knob(
         "127.0.0.1:9100", "Where the facade is called.", aliases=("OMNISERVE_FACADE_ADDRESS",)
     )

@@ -18,6 +18,7 @@ from deploy.ports import Listen
 from deploy.programs import Paths, Program, programs
 from deploy.readiness import Probe, grpc_probe, http_probe
 from deploy.run_settings import RunSettings
+from services.kit.callouts import beside
 from services.kit.settings import MeshSettings, ServiceSettings, check_environment, load
 from services.kit.settings_docs import discover
 
@@ -59,7 +60,8 @@ def make_plan(environ: Mapping[str, str]) -> Plan:
     check_environment(classes, environ)
     served = {cls.service: load(cls, environ) for cls in classes if cls.service in _SERVED}
     listens = {name: _listen(settings) for name, settings in served.items()}
-    environ = _environ(environ, listens, load(EdgeSettings, environ))
+    checks = _checks_listen(served["admission"])
+    environ = _environ(environ, listens, checks, load(EdgeSettings, environ))
     edge, run = load(EdgeSettings, environ), load(RunSettings, environ)
     graces = [settings.drain_grace_s for settings in served.values() if isinstance(settings, MeshSettings)]
     return Plan(
@@ -74,7 +76,7 @@ def make_plan(environ: Mapping[str, str]) -> Plan:
             edge_drain_s=edge.drain_notice_s + edge.drain_limit_s,
             tie=tie(),
         ),
-        listens=(*listens.values(), *_edge_listens(edge)),
+        listens=(*listens.values(), checks, *_edge_listens(edge)),
         services=_services(edge),
         open_files=_open_files(),
         user=getpass.getuser(),
@@ -94,6 +96,12 @@ def _listen(settings: ServiceSettings) -> Listen:
     return Listen(host.strip("[]"), int(port), f"{settings.prefix()}LISTEN")
 
 
+def _checks_listen(admission: ServiceSettings) -> Listen:
+    given = admission.checks_listen  # type: ignore[attr-defined]  # admission declares it
+    host, _, port = str(given or beside(str(admission.listen))).rpartition(":")  # type: ignore[attr-defined]  # as above
+    return Listen(host.strip("[]"), int(port), f"{admission.prefix()}CHECKS_LISTEN")
+
+
 def _edge_listens(edge: EdgeSettings) -> tuple[Listen, ...]:
     return (
         Listen(edge.bind, edge.port, "OMNISERVE_EDGE_PORT"),
@@ -103,10 +111,13 @@ def _edge_listens(edge: EdgeSettings) -> tuple[Listen, ...]:
     )
 
 
-def _environ(environ: Mapping[str, str], listens: Mapping[str, Listen], edge: EdgeSettings) -> dict[str, str]:
+def _environ(
+    environ: Mapping[str, str], listens: Mapping[str, Listen], checks: Listen, edge: EdgeSettings
+) -> dict[str, str]:
     """Return the processes' environment: on one host a service is called where it listens, unless told otherwise."""
     state_dir = load(RunSettings, environ).state_dir.resolve()
     addresses = {f"OMNISERVE_{name.upper()}_ADDRESS": _callable_address(each) for name, each in listens.items()}
+    addresses["OMNISERVE_EDGE_ADMISSION_CHECKS_ADDRESS"] = _callable_address(checks)
     addresses["OMNISERVE_EDGE_ADDRESS"] = _callable_address(Listen(edge.operator_bind, edge.operator_port, ""))
     addresses["OMNISERVE_RELAY_MESH_LISTENER"] = _callable_address(Listen(edge.mesh_bind, edge.mesh_port, ""))
     envoy = Path(sys.executable).with_name("envoy")

@@ -147,7 +147,7 @@ class Mesh:
 def mesh_environ(state_dir: Path, **overrides: str) -> dict[str, str]:
     """Return an environment for a mesh of its own: free ports, a state directory, none of the caller's settings."""
     edge = ("EDGE_PORT", "EDGE_OPERATOR_PORT", "EDGE_MESH_PORT", "EDGE_ADMIN_PORT")
-    names = (*edge, "ADMISSION_LISTEN", "RELAY_LISTEN", "LLM_LISTEN", "FACADE_LISTEN")
+    names = (*edge, "ADMISSION_LISTEN", "ADMISSION_CHECKS_LISTEN", "RELAY_LISTEN", "LLM_LISTEN", "FACADE_LISTEN")
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMNISERVE_", "OTEL_"))}
     return {

@@ -4,40 +4,40 @@ import asyncio
 import os
 import signal
 
-import grpc.aio
-
-from services.kit import telemetry
 from services.kit.clock import SystemClock
 from services.kit.owner import Owner
 from services.kit.run import run
 from services.kit.server import serve
 from services.relay.adapters.door import read_door
+from services.relay.adapters.free_memory import FreeMemory
 from services.relay.adapters.xds_files import XdsFiles
+from services.relay.api import open_api
 from services.relay.control import Control
+from services.relay.live import LiveEndpoints
+from services.relay.service import SERVICES
 from services.relay.settings import RelaySettings
-
-_log = telemetry.logger(__name__)
 
 
 async def main(settings: RelaySettings, owner: Owner) -> None:
     """Serve until told to stop. Envoy keeps what is in force then."""
+    clock, environ = SystemClock(), dict(os.environ)
+    live = LiveEndpoints(clock, FreeMemory())
     files = XdsFiles(settings.state_dir.resolve() / "xds")
-    control = Control(settings, read_door(settings.state_dir), files, SystemClock(), environ=os.environ)
+    control = Control(settings, read_door(settings.state_dir), files, clock, environ=environ, live=live.applied)
     await control.begin()
     owner.start(control.run(), name="the owner of Envoy's configuration")
+    owner.start(live.run(control), name="the owner of live endpoints")
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, control.poke)
-
-    def register(server: grpc.aio.Server) -> None:
-        pass
-
-    await serve(
-        name="relay",
-        settings=settings,
-        listen=settings.listen,
-        register=register,
-        service_names=(),
-        owner=owner,
-    )
+    async with open_api(settings, control, live, clock, environ=environ) as api:
+        await serve(
+            name="relay",
+            settings=settings,
+            listen=settings.listen,
+            register=api.register,
+            service_names=SERVICES,
+            owner=owner,
+            on_drain=api.drain,
+        )
 
 
 if __name__ == "__main__":

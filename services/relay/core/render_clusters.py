@@ -89,6 +89,7 @@ def _cluster(use: Use, name: str, xds_dir: str, ca: str) -> Tree:
             "tcp_keepalive": {"keepalive_time": 30, "keepalive_interval": 10, "keepalive_probes": 3}
         },
         "typed_extension_protocol_options": {_HTTP_OPTIONS: _http_options(use)},
+        "track_cluster_stats": {"per_endpoint_stats": True},
     }
     if use.spare:
         # With another group waiting, endpoints that fail their checks are not tried all the same.

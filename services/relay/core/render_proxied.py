@@ -101,7 +101,7 @@ def _request_headers(route: PlannedRoute, rule: TierRule, internal: bool) -> lis
 def ask(route: PlannedRoute, *, may_leave: bool) -> str:
     """Return what the gate shall ask admission for. `may_leave`: it does not wait, since another group can serve."""
     backing, spec = route.proxied, route.spec
-    parts = [f"route={spec.route_id}", f"modality={spec.modality}"]
+    parts = [f"route={spec.route_id}", f"upstream={backing.upstream.name}", f"modality={spec.modality}"]
     parts += [f"units={backing.units}"] if backing.units is not None else []
     parts += [f"tier={route.forced_tier}"] if route.forced_tier else []
     parts += ["try"] if may_leave else []

@@ -108,7 +108,7 @@ def test_a_gated_route_leads_to_the_gate_and_says_what_to_ask_for():
     assert route["route"]["cluster"] == "gate"
     assert added(route) == {
         "x-omniserve-route": "tts.speech",
-        "x-omniserve-ask": "route=tts.speech;modality=tts;units=3",
+        "x-omniserve-ask": "route=tts.speech;upstream=tts;modality=tts;units=3",
     }
 
 
@@ -116,7 +116,7 @@ def test_a_forced_tier_and_who_pays_are_part_of_what_is_asked():
     overrides = {"animation.generations": RouteOverride(paying_tiers=frozenset({"sub", "paid"}))}
     result = rendered(Upstream("animation", "animation", (LOCAL,)), overrides=overrides)
     paying, rest = routes(result, "animation.generations")
-    asked = "route=animation.generations;modality=animation;tier=background;paying=paid+sub"
+    asked = "route=animation.generations;upstream=animation;modality=animation;tier=background;paying=paid+sub"
     assert added(paying)["x-omniserve-ask"] == asked
     assert added(paying)["x-animation-publish"] == "r2-searchable"
     assert rest["direct_response"]["status"] == 402
