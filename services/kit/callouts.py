@@ -31,8 +31,9 @@ _WHOLE: Final = b"\0\0\0\0"  # the connection's own number
 _FRAME_HEAD: Final = 9
 _LONGEST_FRAME: Final = 16_384
 _LONGEST_HEADERS: Final = 65_536
-_STREAM_WINDOW: Final = 1 << 20
+_CALLS_WINDOW: Final = 0x7FFFFFFF  # what a call may send at once is bounded by the connection's window alone
 _CREDIT: Final = 1 << 20
+_LONGEST_QUESTION: Final = 1 << 18
 _MOST_CALLS: Final = 100_000
 _MOST_KNOWN: Final = 1_000
 LONGEST_MESSAGE: Final = _LONGEST_FRAME - 5
@@ -84,9 +85,9 @@ _HELLO: Final = _frame(
     b"".join(
         number.to_bytes(2, "big") + value.to_bytes(4, "big")
         # No table of headers: then equal heads are equal bytes, and are looked up instead of decoded.
-        for number, value in ((1, 0), (3, _MOST_CALLS), (4, _STREAM_WINDOW), (6, _LONGEST_HEADERS))
+        for number, value in ((1, 0), (3, _MOST_CALLS), (4, _CALLS_WINDOW), (6, _LONGEST_HEADERS))
     ),
-) + _frame(_WINDOW, 0, _WHOLE, (0x7FFFFFFF - 65_535 - _CREDIT).to_bytes(4, "big"))
+) + _frame(_WINDOW, 0, _WHOLE, (16 * _CREDIT - 65_535).to_bytes(4, "big"))
 
 
 def beside(address: str) -> str:
@@ -156,7 +157,7 @@ class Call:
         position, end = 0, len(payload)
         while end - position >= 5:
             size = int.from_bytes(payload[position + 1 : position + 5], "big")
-            if payload[position] or size > _STREAM_WINDOW - 5:
+            if payload[position] or size > _LONGEST_QUESTION:
                 self._line.forget(self._number)
                 self.over()
                 self._close(grpc.StatusCode.RESOURCE_EXHAUSTED, "a message is compressed or too large")
@@ -474,7 +475,7 @@ class Line(asyncio.Protocol):
             self._take_headers(number, (first & _END_STREAM) | _END_HEADERS, block)
 
     def _take_window(self, number: bytes, payload: bytes) -> None:
-        """Note room for more. A call's own window is never the narrow one: what is sent on it is small."""
+        """Note room for more. A call's own window is never the narrow one: all that is sent on it fits from the start."""
         if number != _WHOLE:
             return
         self._window += int.from_bytes(payload, "big") & 0x7FFFFFFF
