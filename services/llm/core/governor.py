@@ -10,7 +10,6 @@ best, it asks after a pause that doubles each time the answer is no; on calm cor
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
-from types import MappingProxyType
 from typing import Final
 
 MAX_TOKENS: Final = 64
@@ -87,17 +86,9 @@ class Governor:
         return self.trial.threads if self.trial is not None and self.trial.is_next else self.settled
 
 
-def candidates(most: int) -> list[int]:
-    """Return the numbers of threads worth measuring before the first request: all, and one stride fewer."""
-    return sorted({most, max(1, most - _stride(most))}, reverse=True)
-
-
-def start(
-    most: int, now_s: float, *, measured_s: Mapping[int, float] = MappingProxyType({}), rules: Rules = DEFAULT_RULES
-) -> Governor:
-    """Return a governor that starts with the fastest number of threads of `measured_s`, or with all."""
-    settled = min(measured_s, key=lambda threads: (measured_s[threads], threads)) if measured_s else most
-    return Governor(settled, most, ask_at_s=now_s + rules.first_pause_s, pause_s=rules.first_pause_s, last_s=now_s)
+def start(most: int, now_s: float, *, rules: Rules = DEFAULT_RULES) -> Governor:
+    """Return a governor that computes with all threads, until it has seen that fewer are faster."""
+    return Governor(most, most, ask_at_s=now_s + rules.first_pause_s, pause_s=rules.first_pause_s, last_s=now_s)
 
 
 def observe(state: Governor, *, tokens: int, seconds: float, now_s: float, rules: Rules = DEFAULT_RULES) -> Governor:

@@ -80,22 +80,15 @@ class Engine:
     # ---- the engine thread ------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Compute a few tokens, so that the first request finds everything in memory and threads are chosen."""
-        measured_s = {}
-        for threads in governor.candidates(self._threads) if self._governed else [self._threads]:
-            self._context.set_threads(threads)
-            measured_s[threads] = min(self._warm_up_step() for _ in range(_WARM_UP_STEPS))
-        self._governor = governor.start(self._threads, time.perf_counter(), measured_s=measured_s)
-        self._context.set_threads(self._governor.threads)
+        """Compute a few tokens, so that the first request finds everything in memory.
 
-    def _warm_up_step(self) -> float:
-        self._batch.begin()
-        self._batch.add_one(max(self._vocabulary.bos, 0), 0, 0)
-        began_s = time.perf_counter()
-        self._context.decode(self._batch)
-        seconds = time.perf_counter() - began_s
-        self._context.cut(0, 0)
-        return seconds
+        How long they take says nothing about threads: the other services are still starting on the same cores.
+        """
+        for _ in range(_WARM_UP_STEPS):
+            self._batch.begin()
+            self._batch.add_one(max(self._vocabulary.bos, 0), 0, 0)
+            self._context.decode(self._batch)
+            self._context.cut(0, 0)
 
     def run(self) -> None:
         """Work for ever."""
