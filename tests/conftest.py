@@ -25,7 +25,7 @@ if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
 
 ROOT = Path(__file__).resolve().parents[1]
-START_LIMIT_S = 110.0
+START_LIMIT_S = 240.0
 
 
 def free_ports(count: int) -> list[int]:
@@ -39,7 +39,7 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def wait_until(condition: Callable[[], object], what: str, limit_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, limit_s: float = 120.0) -> None:
     """Return as soon as the condition holds; fail with `what` when it never does."""
     ends = time.monotonic() + limit_s
     while not condition():
