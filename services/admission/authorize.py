@@ -117,16 +117,16 @@ def allowed(verdict: Allowed, has_query_secret: bool) -> bytes:  # noqa: FBT001 
 def denied(verdict: Denied, request_id: str, content_type: str) -> bytes:
     """Return the refusal, serialised: OpenAI's error shape, or for a gRPC caller the sentence and the status code."""
     http = _HTTP[verdict.reason]
-    headers = [_header("content-type", "application/json")]
-    if http.status == _HTTP[Reason.UNAUTHENTICATED].status:
-        headers.append(_header("www-authenticate", 'Bearer realm="omniserve"'))
-    is_grpc = content_type.lower().startswith("application/grpc")
-    response = pb.DeniedHttpResponse(
-        status=pb.HttpStatus(code=http.status),
-        headers=headers[1:] if is_grpc else headers,
-        body=verdict.message if is_grpc else _error(verdict, http, request_id),
-    )
     code: int = STATUS[verdict.reason].value[0]
+    if content_type.lower().startswith("application/grpc"):
+        headers = [_header("grpc-status", str(code))]  # Envoy would make its own of the HTTP status
+        body = verdict.message
+    else:
+        headers = [_header("content-type", "application/json")]
+        body = _error(verdict, http, request_id)
+    if verdict.reason is Reason.UNAUTHENTICATED:
+        headers.append(_header("www-authenticate", 'Bearer realm="omniserve"'))
+    response = pb.DeniedHttpResponse(status=pb.HttpStatus(code=http.status), headers=headers, body=body)
     status = pb.RpcStatus(code=code, message=verdict.message)
     return pb.CheckResponse(status=status, denied_response=response).SerializeToString()
 
