@@ -1,5 +1,6 @@
 """Wires relay's gRPC API: the servicers with the counters and connections that they need."""
 
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ async def open_api(
     envoy_version: str = "",
 ) -> AsyncIterator[Api]:
     """Give the API for the length of a block; its connections are closed at the end. `environ` has credentials."""
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every URL, and with it callers' queries
     stats = EnvoyStats(settings.edge_address, clock, interval_s=settings.stats_interval_s)
     forwarder = Forwarder(settings.mesh_listener, ensure_token(settings.state_dir, "relay"))
     try:

@@ -130,7 +130,6 @@ def _counts(clusters: Mapping[ClusterName, Mapping[str, int]]) -> UpstreamCounts
     for metrics in clusters.values():
         total.update({name: value for name, value in metrics.items() if not name.startswith("endpoint.")})
     members = _members(clusters)
-    gated = any(cluster.epoch for cluster in clusters)
     elsewhere = sum(m.get("upstream_rq_total", 0) for c, m in clusters.items() if c.group != "local")
     made = total["upstream_cx_total"] - total["upstream_cx_connect_fail"]
     return UpstreamCounts(
@@ -143,8 +142,7 @@ def _counts(clusters: Mapping[ClusterName, Mapping[str, int]]) -> UpstreamCounts
         reused=max(0, total["upstream_rq_total"] - made),
         connect_failures=total["upstream_cx_connect_fail"],
         timeouts=total["upstream_rq_timeout"] + total["upstream_rq_per_try_timeout"],
-        # Who leaves the gate for another group is counted by the gate, all upstreams together; it arrives there, though.
-        retries=total["upstream_rq_retry"] + (elsewhere if gated else 0),
+        retries=total["upstream_rq_retry"],
         elsewhere=elsewhere,
         ejections=total["outlier_detection.ejections_enforced_total"],
         responses={f"{n}xx": total[f"upstream_rq_{n}xx"] for n in range(1, 6) if total[f"upstream_rq_{n}xx"]},
