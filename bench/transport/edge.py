@@ -70,6 +70,13 @@ def configuration(
     }
 
 
+def answering(port: int, admin: int) -> dict[str, Any]:
+    """Return the configuration of an Envoy that answers every request itself: a worker that costs next to nothing."""
+    answer = {"match": {"prefix": "/"}, "direct_response": {"status": 200, "body": {"inline_string": '{"ok": true}'}}}
+    listener = _listener("worker", port, _manager("worker", [answer]))
+    return {"admin": {"address": _address(admin)}, "static_resources": {"listeners": [listener]}}
+
+
 # ---- listeners ----------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from envoy_subset import ext_proc_pb2
 
 from services.kit.tokens import ensure_token
 from tests.fixtures.gated import LIMIT_S, Gated, gated
-from tests.fixtures.workers import new_id
+from tests.fixtures.workers import new_mark
 
 SLOTS = 2
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -28,8 +28,8 @@ def shared(tmp_path_factory, free_ports, wait_until):
 @pytest.fixture
 async def gate(shared: Gated):
     yield shared
-    for tag in shared.workers.running():
-        shared.workers.release(tag)
+    for mark in shared.workers.running():
+        shared.workers.release(mark)
     await shared.wait_idle()
 
 
@@ -51,9 +51,9 @@ async def test_a_worker_never_runs_more_than_the_slots(gate: Gated):
 
 async def test_a_request_waits_until_an_exchange_is_over(gate: Gated):
     running = [await gate.running() for _ in range(SLOTS)]
-    third = gate.start_ask("/", "json", tag=(waiting := new_id()))
+    third = gate.start_ask("/", "json", mark=(waiting := new_mark()))
     await gate.wait_for(in_use=SLOTS, waiting=1)
-    assert gate.workers.seen(id=waiting) == []
+    assert gate.workers.seen(mark=waiting) == []
     gate.workers.release(running[0][0])
     assert (await third).status_code == 200
     gate.workers.release(running[1][0])
@@ -61,12 +61,12 @@ async def test_a_request_waits_until_an_exchange_is_over(gate: Gated):
 
 
 async def test_the_permit_of_a_stream_lasts_to_its_last_event(gate: Gated):
-    tag = new_id()
-    lines = gate.lines("/", "sse?chunks=4&hold_after=2", tag=tag)
-    assert [await anext(lines), await anext(lines)] == [f"data: {tag} 0", f"data: {tag} 1"]
+    mark = new_mark()
+    lines = gate.lines("/", "sse?chunks=4&hold_after=2", mark=mark)
+    assert [await anext(lines), await anext(lines)] == [f"data: {mark} 0", f"data: {mark} 1"]
     await gate.wait_for(in_use=1)
-    gate.workers.release(tag)
-    assert [line async for line in lines] == [f"data: {tag} 2", f"data: {tag} 3", "data: [DONE]"]
+    gate.workers.release(mark)
+    assert [line async for line in lines] == [f"data: {mark} 2", f"data: {mark} 3", "data: [DONE]"]
     await gate.wait_idle()
 
 
@@ -88,14 +88,14 @@ async def test_a_client_that_leaves_gives_its_permit_back(gate: Gated):
 
 async def test_a_client_that_leaves_the_line_is_never_let_in(gate: Gated):
     running = [await gate.running() for _ in range(SLOTS)]
-    left = gate.start_ask("/", "json", tag=(tag := new_id()))
+    left = gate.start_ask("/", "json", mark=(mark := new_mark()))
     await gate.wait_for(waiting=1)
     left.cancel()
     await gate.wait_for(waiting=0)
     for one, answer in running:
         gate.workers.release(one)
         await answer
-    assert gate.workers.seen(id=tag) == []
+    assert gate.workers.seen(mark=mark) == []
 
 
 async def test_a_worker_that_breaks_off_gives_the_permit_back(gate: Gated):
@@ -106,18 +106,18 @@ async def test_a_worker_that_breaks_off_gives_the_permit_back(gate: Gated):
 
 
 async def test_workers_see_neither_the_meshs_headers_nor_credentials(gate: Gated):
-    tag = new_id()
+    mark = new_mark()
     headers = {
         "x_api_key": "k",
         "authorization": "Bearer k",
         "x_omniserve_admitted": "e0",
         "x_omniserve_ask": "modality=llm",
     }
-    answer = await gate.ask("/", "json", tag=tag, tier="paid", **headers)
-    seen = gate.workers.one(tag)
-    assert not [name for name in seen.names() if name.startswith(("x-omniserve-", "x-om-", "x-envoy-"))]
+    answer = await gate.ask("/", "json", mark=mark, tier="paid", **headers)
+    seen = gate.workers.one(mark)
+    assert not [name for name in seen.names() if name.startswith(("x-omniserve-", "x-om-"))]
     assert not seen.names() & {"x-api-key", "authorization"}
-    assert seen.header("x-request-id") == [answer.headers["x-request-tag"]]
+    assert seen.header("x-request-id") == [answer.headers["x-request-id"]]
 
 
 async def test_a_forced_background_route_waits_for_an_idle_device_whatever_the_caller_asks(gate: Gated):
@@ -130,24 +130,24 @@ async def test_a_forced_background_route_waits_for_an_idle_device_whatever_the_c
 
 
 async def test_a_paying_route_turns_others_away_before_the_worker_hears_of_them(gate: Gated):
-    tag = new_id()
+    mark = new_mark()
     for tier in ("", "free", "background"):
-        answer = await gate.ask("/paying", "json", tag=tag, tier=tier)
+        answer = await gate.ask("/paying", "json", mark=mark, tier=tier)
         assert (answer.status_code, error_of(answer)["code"]) == (402, "payment_required")
         assert "retry-after" not in answer.headers
-    assert gate.workers.seen(id=tag) == []
-    assert (await gate.ask("/paying", "json", tag=tag, tier="paid")).status_code == 200
+    assert gate.workers.seen(mark=mark) == []
+    assert (await gate.ask("/paying", "json", mark=mark, tier="paid")).status_code == 200
 
 
 async def test_a_request_that_may_go_elsewhere_does_not_wait_and_says_so(gate: Gated):
     running = [await gate.running() for _ in range(SLOTS)]
-    answer = await gate.ask("/try", "json", tag=(tag := new_id()))
+    answer = await gate.ask("/try", "json", mark=(mark := new_mark()))
     assert (answer.status_code, error_of(answer)["code"]) == (503, "saturated")
     assert int(answer.headers["retry-after"]) >= 1
     assert "x-omniserve-overflow" not in answer.headers
-    away = await gate.ask("/away", "json", tag=tag)
+    away = await gate.ask("/away", "json", mark=mark)
     assert (away.status_code, away.json()["worker"]) == (200, "remote")
-    assert gate.workers.tried(tag) == ["remote"]
+    assert gate.workers.tried(mark) == ["remote"]
     for one, answer_of in running:
         gate.workers.release(one)
         await answer_of
@@ -155,9 +155,9 @@ async def test_a_request_that_may_go_elsewhere_does_not_wait_and_says_so(gate: G
 
 
 async def test_a_workers_own_word_of_saturation_sends_nobody_away(gate: Gated):
-    tag = new_id()
-    answer = await gate.ask("/away", "status?code=503&h-x-omniserve-overflow=saturated", tag=tag)
-    assert (answer.status_code, gate.workers.tried(tag)) == (503, ["llm"])
+    mark = new_mark()
+    answer = await gate.ask("/away", "status?code=503&h-x-omniserve-overflow=saturated", mark=mark)
+    assert (answer.status_code, gate.workers.tried(mark)) == (503, ["llm"])
     assert answer.json()["error"]["code"] == "from_worker"
 
 
@@ -167,9 +167,9 @@ async def test_a_tier_that_does_not_exist_is_a_bad_request(gate: Gated):
 
 
 async def test_a_route_that_asks_for_nothing_is_never_let_through(gate: Gated):
-    answer = await gate.ask("/broken", "json", tag=(tag := new_id()))
+    answer = await gate.ask("/broken", "json", mark=(mark := new_mark()))
     assert (answer.status_code, error_of(answer)["code"]) == (500, "internal")
-    assert gate.workers.seen(id=tag) == []
+    assert gate.workers.seen(mark=mark) == []
 
 
 async def test_big_bodies_pass_both_ways(gate: Gated):
@@ -226,7 +226,7 @@ async def test_every_event_of_envoy_is_answered_and_only_envoy_is_heard(gate: Ga
 async def test_a_full_queue_and_a_wait_that_is_too_long_say_when_to_come_back(tmp_path, free_ports, wait_until):
     settings = {"SLOTS": "1", "MAX_QUEUE": "1", "ADMISSION_TIMEOUT_S": "3"}
     with gated(tmp_path / "s", free_ports, wait_until, **settings) as gate:
-        tag, answer = await gate.running()
+        mark, answer = await gate.running()
         late = gate.start_ask("/", "json")
         await gate.wait_for(waiting=1)
         full = await gate.ask("/", "json")
@@ -236,7 +236,7 @@ async def test_a_full_queue_and_a_wait_that_is_too_long_say_when_to_come_back(tm
         for refused in (full, expired):
             assert int(refused.headers["retry-after"]) >= 1
             assert error_of(refused)["retry_after_ms"] >= 1000
-        gate.workers.release(tag)
+        gate.workers.release(mark)
         assert (await answer).status_code == 200
 
 
@@ -260,8 +260,8 @@ async def test_of_three_thousand_that_wait_none_is_lost(tmp_path, free_ports, wa
         burst = asyncio.Semaphore(100)
         waiters = [asyncio.ensure_future(raw_get(gate, burst)) for _ in range(3_000)]
         await gate.wait_for(in_use=4, waiting=3_000)
-        for tag, answer in running:
-            gate.workers.release(tag)
+        for mark, answer in running:
+            gate.workers.release(mark)
             await answer
         assert set(await asyncio.gather(*waiters)) == {b"HTTP/1.1 200 OK"}
         assert gate.workers.most_at_once("llm") == 4
@@ -270,8 +270,8 @@ async def test_of_three_thousand_that_wait_none_is_lost(tmp_path, free_ports, wa
 
 async def test_a_restart_of_admission_cuts_no_stream_and_gives_no_slot_twice(tmp_path, free_ports, wait_until):
     with gated(tmp_path / "s", free_ports, wait_until, SLOTS="2") as gate:
-        tag = new_id()
-        stream = gate.lines("/", "sse?chunks=3&hold_after=1", tag=tag)
+        mark = new_mark()
+        stream = gate.lines("/", "sse?chunks=3&hold_after=1", mark=mark)
         await anext(stream)
         other, answer = await gate.running()
         waiter = gate.start_ask("/", "json")
@@ -284,12 +284,12 @@ async def test_a_restart_of_admission_cuts_no_stream_and_gives_no_slot_twice(tmp
         assert unadmitted.headers["retry-after"] == "1"
         gate.start("admission")
         await gate.wait_for(in_use=2)
-        later = gate.start_ask("/", "json", tag=(later_id := new_id()))
+        later = gate.start_ask("/", "json", mark=(later_id := new_mark()))
         await gate.wait_for(in_use=2, waiting=1)
-        assert gate.workers.seen(id=later_id) == []
+        assert gate.workers.seen(mark=later_id) == []
         gate.workers.release(other)
         assert (await later).status_code == (await answer).status_code == 200
-        gate.workers.release(tag)
+        gate.workers.release(mark)
         assert [line async for line in stream][-1] == "data: [DONE]"
         await gate.wait_idle()
         assert gate.workers.most_at_once("llm") == 2
