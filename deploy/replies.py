@@ -33,7 +33,7 @@ REPLIES = (
         _INVALID,
         f"The request is malformed, or its path or a header is not allowed ({_DETAILS}).",
     ),
-    Reply(402, "payment_required", _INVALID, _BODY),
+    Reply(402, "payment_required", "permission_error", _BODY),
     Reply(403, "forbidden", "permission_error", _BODY),
     Reply(404, "not_found", _INVALID, _BODY),
     Reply(408, "invalid_request", _INVALID, f"The request did not arrive in time ({_DETAILS})."),

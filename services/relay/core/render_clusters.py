@@ -153,23 +153,36 @@ def _http_options(use: Use) -> Tree:
         "explicit_http_config": {"http_protocol_options": {}},
         "common_http_protocol_options": common,
     }
-    if mutations := _mutations(use):
+    if filters := _filters(use):
         codec = typed("envoy.extensions.filters.http.upstream_codec.v3.UpstreamCodec")
-        filter_: Tree = typed(
-            "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
-            mutations={"request_mutations": mutations},
-        )
-        options["http_filters"] = [
-            {"name": "envoy.filters.http.header_mutation", "typed_config": filter_},
-            {"name": "envoy.filters.http.upstream_codec", "typed_config": codec},
-        ]
+        options["http_filters"] = [*filters, {"name": "envoy.filters.http.upstream_codec", "typed_config": codec}]
     return typed(_HTTP_OPTIONS, **options)
 
 
-def _mutations(use: Use) -> list[Node]:
-    """Return what happens to a request on its way to this group and to no other.
+def _filters(use: Use) -> list[Node]:
+    """Return what happens to a request on its way to this group and to no other."""
+    found: list[Node] = []
+    if mutations := _mutations(use):
+        changed = typed(
+            "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation",
+            mutations={"request_mutations": mutations},
+        )
+        found.append({"name": "envoy.filters.http.header_mutation", "typed_config": changed})
+    (prefix, *_) = sorted({each.path_prefix for each in use.group.endpoints})
+    if prefix:
+        # Routes can rewrite a path, but only once for all groups that they lead to.
+        code = (
+            f"function envoy_on_request(h) h:headers():replace(':path', [[{prefix}]] .. h:headers():get(':path')) end"
+        )
+        script = typed("envoy.extensions.filters.http.lua.v3.Lua", default_source_code={"inline_string": code})
+        found.append({"name": "envoy.filters.http.lua", "typed_config": script})
+    return found
 
-    Whatever the mesh says to itself ends here (behind the gate it has ended already); what the group wants from us begins.
+
+def _mutations(use: Use) -> list[Node]:
+    """Return changes of headers: what the mesh says to itself ends here, what the group wants from us begins.
+
+    Behind the gate the former has ended already.
     """
     found: list[Node] = []
     if not use.gated:
@@ -178,8 +191,6 @@ def _mutations(use: Use) -> list[Node]:
         found += [{"remove": name} for name in _PRIVATE]
     if use.group.credential is not None:
         found.append({"append": header(use.group.credential.header, literal(use.group.credential.value))})
-    if any(each.path_prefix for each in use.group.endpoints):
-        found.append({"append": header(":path", f"%UPSTREAM_METADATA({FACTS}:path_prefix)%%REQ(:PATH)%")})
     return found
 
 
@@ -191,8 +202,6 @@ def _assignment(name: str, group: Group) -> Tree:
 def _lb_endpoint(endpoint: Endpoint, group: Group) -> Node:
     authority = _authority(endpoint, group)
     facts: Tree = {"backend": "local" if group.kind is GroupKind.LOCAL else "managed"}
-    if endpoint.path_prefix:
-        facts["path_prefix"] = endpoint.path_prefix
     if endpoint.execution_tier:
         facts["execution_tier"] = endpoint.execution_tier
     return {

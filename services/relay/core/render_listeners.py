@@ -19,7 +19,7 @@ from services.relay.core.render_nodes import (
     typed,
     unless,
 )
-from services.relay.core.render_proxied import proxied_routes
+from services.relay.core.render_proxied import absent_route, proxied_routes
 from services.relay.core.routes import KEYLESS_PATHS
 
 EXT_AUTHZ: Final = "envoy.filters.http.ext_authz"
@@ -91,14 +91,16 @@ def listener_routes(listener: Listener, plan: Sequence[PlannedRoute], door: Door
 
 
 def _services(listener: Listener, plan: Sequence[PlannedRoute], door: DoorFacts) -> list[Node]:
-    """Return what serves requests: RPCs by name, then workers, then the facade."""
-    routes = [_rpc(name, cluster, listener, door) for name, cluster in listener.rpcs]
+    """Return what serves requests: RPCs by name, then workers (or who they would be), then the facade."""
+    routes: list[Node] = [_rpc(name, cluster, listener, door) for name, cluster in listener.rpcs]
     routes += [_open(_rpc(name, "llm", listener, door)) for name in _PROBES]
     routes += [_rpc(name, "llm", listener, door) for name in _REFLECTION]
     routes.append(_unknown_rpc())
     for route in plan:
         if route.target is Target.PROXIED:
             routes += proxied_routes(route, door, internal=listener.name == "mesh")
+        elif route.target is Target.DISABLED and route.spec.enabling_setting:
+            routes.append(absent_route(route))
     if listener.authenticated:
         routes += [_open(_own({"path": path}, "facade", listener, door)) for path in KEYLESS_PATHS]
     return [*routes, _own({"prefix": "/"}, "facade", listener, door)]

@@ -28,6 +28,7 @@ WORKERS_NEVER_SEE: Final = (
     "x-omniserve-listener",
     "x-omniserve-service-token",
     ORIGINAL_PATH,
+    "x-envoy-external-address",
 )
 """What the mesh says to itself. Callers' own copies of such headers never pass the listeners."""
 

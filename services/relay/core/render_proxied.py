@@ -50,6 +50,12 @@ def proxied_routes(route: PlannedRoute, door: DoorFacts, *, internal: bool) -> l
     return [*entries, *(_entry(route, rule, each, door, internal) for rule, each in zip(rules, matches, strict=True))]
 
 
+def absent_route(route: PlannedRoute) -> Node:
+    """Return the answer of a route that nothing serves: the setting that would change that."""
+    setting = route.spec.enabling_setting
+    return refusal(_match(route), 404, f"Nothing is configured for {route.spec.path}; {setting} says who serves it.")
+
+
 def _entry(route: PlannedRoute, rule: TierRule, match: Tree, door: DoorFacts, internal: bool) -> Tree:  # noqa: FBT001
     if rule.refused:
         allowed = ", ".join(tier for tier in TIERS if tier in route.paying_tiers)
@@ -112,10 +118,8 @@ def ask(route: PlannedRoute, *, may_leave: bool) -> str:
 def _response_headers(route: PlannedRoute) -> list[Node]:
     """Return what callers are told about who served them: facts of the endpoint that was tried last."""
     if route.spec.modality == "stt":
-        kind = route.proxied.main.kind.value
         return [
             header("x-omniserve-asr-backend", f"%UPSTREAM_METADATA({FACTS}:backend)%"),
-            header("x-omniserve-asr-backend", "local" if kind == "local" else "managed", if_absent=True),
             header("x-omniserve-asr-attempts", "%UPSTREAM_REQUEST_ATTEMPT_COUNT%"),
         ]
     if route.spec.modality == "video":
@@ -171,7 +175,7 @@ def _onwards(backing: Backing, rule: TierRule) -> Tree:
         codes -= ANY_5XX
     if codes:
         conditions.append("retriable-status-codes")
-        policy["retriable_status_codes"] = sorted(codes)
+        policy["retriable_status_codes"] = [*sorted(codes)]
     return {"retry_on": ",".join(conditions), **policy}
 
 

@@ -234,10 +234,11 @@ def test_an_endpoint_that_drains_or_weighs_more_says_so():
     assert (second["endpoint"]["hostname"], second["load_balancing_weight"]) == ("[::1]:2", 3)
 
 
-def test_a_path_before_the_requests_own_belongs_to_the_endpoint():
-    group = Group(GroupKind.LOCAL, (Endpoint("http", "127.0.0.1", 1, path_prefix="/models/a"),))
-    result = rendered(Upstream("tts", "tts", (group,)))
-    assert appended(result, "tts.local.e0") == {":path": "%UPSTREAM_METADATA(omniserve:path_prefix)%%REQ(:PATH)%"}
+def test_a_path_before_the_requests_own_belongs_to_the_group():
+    elsewhere = Group(GroupKind.OVERFLOW, (Endpoint("http", "10.0.0.9", 1, path_prefix="/models/a"),))
+    result = rendered(Upstream("tts", "tts", (LOCAL, elsewhere)))
+    scripts = {name: str(cluster(result, name)).count("[[/models/a]] .. ") for name in ("tts.local.e0", "tts.overflow")}
+    assert scripts == {"tts.local.e0": 0, "tts.overflow": 1}
 
 
 @pytest.mark.parametrize(
