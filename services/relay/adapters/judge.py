@@ -56,6 +56,9 @@ async def _run(envoy: str, path: Path) -> tuple[int, str]:
 
 
 def _reason(said: str) -> str:
-    """Return what Envoy said, without its log's heads."""
+    """Return what Envoy objects to, without its log's heads and without the configuration, which may hold credentials."""
     lines = [line.rpartition("] ")[2] if line.startswith("[") else line for line in said.splitlines()]
-    return " ".join(line.strip() for line in lines if line.strip())[:_LONGEST]
+    text = " ".join(line.strip() for line in lines if line.strip())
+    if "{" in text:
+        text = text.rpartition("}")[2].strip(" :") or "Envoy does not say why"
+    return text[:_LONGEST]
