@@ -15,7 +15,7 @@ from services.admission.core.desk import Desk
 from services.admission.core.scheduler import Scheduler
 from services.admission.gate import Gate
 from services.admission.keeper import Keeper
-from services.admission.past import count_the_past
+from services.admission.past import count_the_past, watch_the_lost
 from services.admission.service import SERVICES, AdmissionAdminServicer, AdmissionServicer
 from services.admission.settings import AdmissionSettings
 from services.kit.callouts import Callouts, beside, check_tokens, open_callouts, unary
@@ -76,7 +76,8 @@ async def main(settings: AdmissionSettings, owner: Owner) -> None:
     tokens = TokenBook(settings.state_dir)
     authorizer = Authorizer(keys, tokens, settings.policy(), clock.wall)
     the_gate = Gate(keeper, settings.intake())
-    owner.start(count_the_past(keeper, partial(gauges.read, settings.edge_address)), name="the count of the past")
+    read_gauges = partial(gauges.read, settings.edge_address, settings.operator_token.get_secret_value())
+    owner.start(count_the_past(keeper, read_gauges), name="the count of the past")
 
     async def drain() -> None:
         keeper.drain()
@@ -85,6 +86,7 @@ async def main(settings: AdmissionSettings, owner: Owner) -> None:
     check = check_tokens((gate.SERVICE, authorize.SERVICE), tokens if settings.check_tokens else None)
     callouts = Callouts({**the_gate.openers(), f"/{authorize.SERVICE}/Check": unary(authorizer.answer)}, check)
     owner.start(callouts.run(), name="the watch over Envoy's connections")
+    owner.start(watch_the_lost(the_gate, callouts, read_gauges), name="the watch over lost exchanges")
     async with open_callouts(settings.checks_listen or beside(settings.listen), callouts):
         await serve(
             name="admission",

@@ -4,6 +4,8 @@ This runs for every proxied request, so it talks to the keeper directly, and wha
 bytes, and nearly all answers are constants. It decides nothing itself.
 """
 
+import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Final
@@ -29,6 +31,7 @@ class Gate:
     def __init__(self, keeper: Keeper, intake: Intake) -> None:
         self.keeper = keeper
         self.letting_in = {side: gate_messages.admitted(side) for side in ("e0", "e1")}
+        self.lost = Lost()
         self._intake = intake
         self._known: dict[bytes, Admissible | Answer] = {}
 
@@ -66,18 +69,46 @@ class Gate:
             if isinstance(call, _Exchange):
                 call.let_run()
 
+    def live(self, callouts: Callouts) -> Counter[str]:
+        """Count the exchanges that were let in and whose calls are there, by upstream."""
+        return Counter(call.upstream for call in callouts.calls() if isinstance(call, _Exchange) and call.is_let_in)
+
+
+class Lost:
+    """Permits of exchanges whose calls ended with their connection: Envoy may be gone, or it has only given us up."""
+
+    def __init__(self) -> None:
+        self.happened = asyncio.Event()
+        self.tickets: dict[str, list[int]] = {}
+
+    def add(self, upstream: str, ticket: int) -> None:
+        """Keep a permit until it is known what became of its exchange."""
+        self.tickets.setdefault(upstream, []).append(ticket)
+        self.happened.set()
+
+    def over(self, running: Mapping[str, int]) -> list[int]:
+        """Return the permits that are over when so many of these exchanges can still be running, by upstream."""
+        ended: list[int] = []
+        for upstream, tickets in list(self.tickets.items()):
+            ended += tickets[max(0, running.get(upstream, 0)) :]
+            del tickets[max(0, running.get(upstream, 0)) :]
+            if not tickets:
+                del self.tickets[upstream]
+        return ended
+
 
 class _Exchange(Call):
     """One HTTP exchange."""
 
-    __slots__ = ("_gate", "_is_let_in", "_request_id", "_ticket")
+    __slots__ = ("_gate", "_request_id", "_ticket", "is_let_in", "upstream")
 
     def __init__(self, gate: Gate, line: Line, number: bytes) -> None:
         super().__init__(line, number)
         self._gate = gate
         self._request_id = ""
         self._ticket: int | None = None
-        self._is_let_in = False
+        self.is_let_in = False
+        self.upstream = ""
 
     @override
     def message(self, data: bytes) -> None:
@@ -90,11 +121,12 @@ class _Exchange(Call):
         if isinstance(decided, Answer):
             self.send(gate_messages.instead(decided, self._request_id))
         elif self._ticket is None:
+            self.upstream = decided.upstream
             self._ticket = self._gate.keeper.attend(decided.ask, self._hear)
 
     def _hear(self, _ticket: int, event: Event) -> None:
         if type(event) is Granted:
-            self._is_let_in = True
+            self.is_let_in = True
             self.send(self._gate.letting_in[self._gate.keeper.side])
         elif type(event) is Rejected:
             self.send(gate_messages.instead(refused(event), self._request_id))
@@ -104,7 +136,14 @@ class _Exchange(Call):
         if self._ticket is not None:
             self._gate.keeper.leave(self._ticket)
 
+    @override
+    def lost(self) -> None:
+        if self.is_let_in and self._ticket is not None:
+            self._gate.lost.add(self.upstream, self._ticket)
+        else:
+            self.over()
+
     def let_run(self) -> None:
         """End the call of an exchange that was let in."""
-        if self._is_let_in:
+        if self.is_let_in:
             self.end()

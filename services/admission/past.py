@@ -1,19 +1,25 @@
-"""After a restart: count what the process before let in and still runs, until it is over."""
+"""Exchanges that go on without a call of their own: of before a restart, and of a connection that broke.
+
+Envoy's gauges tell when they are over; until then their slots stay taken.
+"""
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from services.admission.adapters.gauges import GaugesError
 from services.admission.core.remains import Running, choose_side, past
+from services.admission.gate import Gate
 from services.admission.keeper import Keeper
 from services.kit import telemetry
+from services.kit.callouts import Callouts
 
 AGAIN_S: Final = 0.1
 """How soon gauges that cannot be read are tried again, while nothing is granted before they are."""
 LATER_S: Final = 1.0
 """How soon when the wait for them is over."""
+PATIENCE: Final = 5
+"""So many readings may fail one after another before Envoy counts as gone."""
 COUNTED_EVERY_S: Final = 0.2
 """How often it is looked what of the past is over."""
 
@@ -59,6 +65,28 @@ async def _first(keeper: Keeper, read: Callable[[], Running]) -> Running:
         await asyncio.sleep(AGAIN_S if keeper.desk.is_uncounted else LATER_S)
 
 
-def reader(read: Callable[[str], Running], address: str) -> Callable[[], Running]:
-    """Return `read` for an address."""
-    return partial(read, address)
+async def watch_the_lost(gate: Gate, callouts: Callouts, read: Callable[[], Running]) -> None:
+    """Give permits of lost connections back as soon as their exchanges are over; runs until cancelled.
+
+    An Envoy that is gone has none left. One that cannot be asked for PATIENCE readings is taken for gone.
+    """
+    while True:
+        await gate.lost.happened.wait()
+        gate.lost.happened.clear()
+        failures = 0
+        while gate.lost.tickets:
+            running: dict[str, int] = {}
+            try:
+                found = await asyncio.to_thread(read)
+                failures = 0
+                live = gate.live(callouts)
+                running = {name: count - live[name] for name, count in found.at(gate.keeper.side).items()}
+            except GaugesError as error:
+                failures += 1
+                if not error.is_gone and failures < PATIENCE:
+                    await asyncio.sleep(LATER_S)
+                    continue
+                _log.warning("exchanges of a lost connection count as over", error=str(error))
+            for ticket in gate.lost.over(running):
+                gate.keeper.leave(ticket)
+            await asyncio.sleep(COUNTED_EVERY_S)

@@ -107,7 +107,8 @@ class Call:
     """One call. Subclasses say what happens with its messages; all of it on the event loop's thread.
 
     `message` gets each serialised question. `over` comes once, when the caller has said its last or is gone: answers may
-    still be sent from within it, nothing can after it. It does not come when the call was ended from here.
+    still be sent from within it, nothing can after it. It does not come when the call was ended from here. `lost` comes
+    in its place when the whole connection ended.
     """
 
     __slots__ = ("_headed", "_line", "_number", "_partial")
@@ -124,6 +125,10 @@ class Call:
 
     def over(self) -> None:
         """Take note that the caller is done."""
+
+    def lost(self) -> None:
+        """Take note that the connection is gone, and the caller perhaps not; nothing can be sent."""
+        self.over()
 
     def send(self, answer: bytes) -> None:
         """Send what `envelope` made."""
@@ -318,7 +323,7 @@ class Line(asyncio.Protocol):
         calls, self.calls = list(self.calls.values()), {}
         self._flushing = True  # nothing is written any more
         for call in calls:
-            call.over()
+            call.lost()
 
     @override
     def data_received(self, data: bytes) -> None:

@@ -3,8 +3,10 @@
 import asyncio
 import os
 import random
+import signal
 
 from tests.fixtures.gated import Gated, gated
+from tests.fixtures.workers import new_mark
 
 SLOTS = 4
 KILLS = int(os.environ.get("OMNISERVE_CHAOS_KILLS", "4"))
@@ -47,6 +49,22 @@ async def test_killing_admission_under_load_cuts_no_stream_and_gives_no_slot_twi
         ended.set()
         assert sum(await asyncio.gather(*callers)) > KILLS
         assert gate.workers.most_at_once("llm") <= SLOTS
+        await gate.wait_idle()
+
+
+async def test_an_admission_that_hangs_is_a_503_and_what_runs_keeps_its_slot(tmp_path, free_ports, wait_until):
+    with gated(tmp_path / "s", free_ports, wait_until, SLOTS="1") as gate:
+        mark, answer = await gate.running()
+        gate.processes["admission"].send_signal(signal.SIGSTOP)
+        refused = await gate.ask("/", "json")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "admission_unavailable")
+        gate.processes["admission"].send_signal(signal.SIGCONT)
+        waiter = gate.start_ask("/", "json", mark=(waiting := new_mark()))
+        await gate.wait_for(in_use=1, waiting=1)
+        await asyncio.sleep(1)  # several readings of the gauges
+        assert gate.workers.seen(mark=waiting) == []
+        gate.workers.release(mark)
+        assert (await answer).status_code == (await waiter).status_code == 200
         await gate.wait_idle()
 
 

@@ -16,19 +16,25 @@ _NAME: Final = re.compile(r"cluster\.(.*)\.local\.(e[01])\.upstream_rq_(?:pendin
 
 
 class GaugesError(Exception):
-    """The gauges cannot be read; the message says why."""
+    """The gauges cannot be read; the message says why. `is_gone`: nobody listens there, so Envoy does not run."""
+
+    def __init__(self, message: str, *, is_gone: bool = False) -> None:
+        super().__init__(message)
+        self.is_gone = is_gone
 
 
-def read(address: str) -> Running:
+def read(address: str, operator_token: str = "") -> Running:
     """Return how many exchanges run. Blocks for TIMEOUT_S at most. Raises GaugesError."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=TIMEOUT_S)
     try:
-        connection.request("GET", _TARGET, headers={"Host": "localhost"})
+        shown = {"Authorization": f"Bearer {operator_token}"} if operator_token else {}
+        connection.request("GET", _TARGET, headers={"Host": "localhost", **shown})
         response = connection.getresponse()
         text = response.read()
     except (OSError, http.client.HTTPException) as error:
-        raise GaugesError(f"{address} does not tell Envoy's gauges: {error!r}") from error
+        is_gone = isinstance(error, ConnectionRefusedError)
+        raise GaugesError(f"{address} does not tell Envoy's gauges: {error!r}", is_gone=is_gone) from error
     finally:
         connection.close()
     if response.status != http.client.OK:

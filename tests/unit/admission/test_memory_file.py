@@ -3,16 +3,19 @@ import json
 from services.admission.adapters.memory_file import MemoryFile
 from services.admission.core.desk import Memory
 from services.admission.core.model import ALL_MODALITIES, Hold, Modality
+from services.admission.core.remains import Use
 
+USE = Use("llm", "gpu0", Modality.LLM, 2)
 HOLD = Hold("h", frozenset({"gpu0", "cpu"}), frozenset({Modality.IMAGE}), 130.0, "hand-over")
 
 
 def test_what_is_written_is_read_back_on_the_clock_of_the_next_process(tmp_path):
     before = MemoryFile(tmp_path / "state" / "admission.json", ahead_s=1_000.0)
-    before.write(4, Memory((("s1", "llm"),), (HOLD,)))
+    before.write(4, Memory((("s1", "llm"),), (HOLD,), (USE,)))
     epoch, memory = MemoryFile(tmp_path / "state" / "admission.json", ahead_s=1_100.0).read()
     assert epoch == 4
     assert memory.sessions == (("s1", "llm"),)
+    assert memory.uses == (USE,)
     [hold] = memory.holds
     assert hold == Hold("h", HOLD.pools, HOLD.modalities, 30.0, "hand-over")
 
