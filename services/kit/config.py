@@ -36,7 +36,6 @@ def config_knob() -> Any:  # noqa: ANN401 - stands where a field's default stand
         None,
         "File with what is structured: upstreams, routes, keys, models, lanes, reserves; absent means none.",
         aliases=("OMNISERVE_CONFIG",),
-        shared=True,
     )
 
 

@@ -61,8 +61,6 @@ class Forwarder:
         )
         try:
             response = await self._client.send(sent, stream=True)
-        except httpx.LocalProtocolError as error:  # the body is not as long as it was said to be
-            raise DomainError(Reason.INVALID_REQUEST, str(error), field="head.body_bytes") from error
         except httpx.HTTPError as error:
             raise _failed(error) from error
         try:
@@ -83,12 +81,23 @@ class Forwarder:
 
 
 async def _limited(body: AsyncIterator[bytes], request: Outgoing) -> AsyncIterator[bytes]:
+    """Give the body's pieces. Raises DomainError when it is too large, or not as long as it was said to be."""
     total = 0
+    declared = request.body_bytes
     async for piece in body:
         total += len(piece)
         if total > request.limit_bytes:
             raise too_large(total, request.limit_bytes // MIB)
+        if declared is not None and total > declared:
+            raise _mismatch(total, declared)
         yield piece
+    if declared is not None and total < declared:
+        raise _mismatch(total, declared)
+
+
+def _mismatch(total: int, declared: int) -> DomainError:
+    message = f"the body has {total} bytes so far, and {declared} were declared"
+    return DomainError(Reason.INVALID_REQUEST, message, field="head.body_bytes")
 
 
 async def _answer(response: httpx.Response, request_id: str) -> Answer:

@@ -1,11 +1,14 @@
 """Relay's settings: the seeds' names, the file's sections, which wins, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 
 from services.kit.config import ConfigError, Document, parse
 from services.kit.settings import SettingsError, known_variables, load
 from services.relay.core.addresses import AddressError, parse_address
 from services.relay.core.model import ANY_5XX, Credential, GroupKind
+from services.relay.core.routes import ROUTES
 from services.relay.inputs import assemble
 from services.relay.settings import RelaySettings
 
@@ -391,3 +394,12 @@ def test_addresses_that_are_allowed(text, address, prefix):
 def test_addresses_that_are_refused(text, why):
     with pytest.raises(AddressError, match=why.replace("..", r"\.\.")):
         parse_address(text)
+
+
+def test_the_example_in_the_documentation_is_good():
+    file = Path(__file__).resolve().parents[3] / "docs" / "omniserve.example.yaml"
+    route_ids = [spec.route_id for spec in ROUTES]
+    found = inputs(file.read_text(), environ={"IMAGES_API_KEY": "k"}, route_ids=route_ids)
+    assert {name for name, each in found.upstreams.items() if each.group(LOCAL)} == {"tts", "image", "stt"}
+    assert group(found, "image", OVERFLOW).credential == Credential("authorization", "Bearer k")
+    assert set(found.overrides) <= set(route_ids)
