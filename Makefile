@@ -104,6 +104,7 @@ bench: setup ## Measure: the whole path against llama-server, cancellation, the 
 	$(BIN)/python -m bench.llm.run
 	$(BIN)/python -m bench.llm.cancel
 	$(BIN)/python -m bench.admission.scheduler
+	$(BIN)/python -m bench.transport.run
 	$(BIN)/python -m bench.ready
 
 .PHONY: clean
