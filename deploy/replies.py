@@ -80,11 +80,13 @@ def local_reply_config() -> Node:
 def gate_reply_config() -> Node:
     """Return what the gate answers by itself. Admission's own refusals come through it as they are."""
     unadmitted = {**_mapper(_UNADMITTED), "status_code": 503}
+    broke = {**_flagged({**_mapper(_BROKE), **_only(503)}, ["UC", "UR", "LR", "UPE"]), "status_code": 502}
     # Envoy notes why it answers; a refusal that admission wrote has no such note.
     failed: list[Node] = [_flagged(_mapper(reply), []) for reply in REPLIES if reply.status in _GATES_OWN]
-    return {"mappers": [unadmitted, *failed]}
+    return {"mappers": [unadmitted, broke, *failed]}
 
 
+_BROKE = next(reply for reply in REPLIES if reply.reason == "upstream_failed")
 # Of a worker that does not answer, breaks off, or takes too long.
 _GATES_OWN = frozenset({502, 503, 504})
 _OTHER = Reply(0, "internal", _SERVER, f"The front door answered {_DETAILS}.")
@@ -124,11 +126,12 @@ def _mapper(reply: Reply) -> dict[str, Node]:
 
 
 def _when(status: int, body: Node) -> dict[str, Node]:
+    return {**_only(status), "body_format_override": {"json_format": body}}
+
+
+def _only(status: int) -> dict[str, Node]:
     compared: Node = {"op": "EQ", "value": {"default_value": status, "runtime_key": "omniserve.local_reply"}}
-    return {
-        "filter": {"status_code_filter": {"comparison": compared}},
-        "body_format_override": {"json_format": body},
-    }
+    return {"filter": {"status_code_filter": {"comparison": compared}}}
 
 
 def _shape(reply: Reply) -> Node:
