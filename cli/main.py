@@ -91,6 +91,27 @@ def status(
 
 
 @app.command()
+def upstreams(
+    *,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", help="The operator's front door.  [default: OMNISERVE_CLI_OPERATOR_URL]", metavar="URL"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show where requests are proxied to, and how that goes.
+
+    FAILED counts connections, timeouts and 5xx answers; LEFT counts requests that went to another group, by cause.
+    Ends with status 1 when settings were refused or Envoy's counters cannot be read.
+    """
+    from cli.settings import base_url, read_settings
+    from cli.upstreams import run
+
+    settings = read_settings()
+    raise typer.Exit(run(base_url(url or settings.operator_url), settings, as_json=as_json))
+
+
+@app.command()
 def chat(
     prompt: Annotated[
         str | None, typer.Argument(help="What to say. Without it: what is piped in, or a conversation on a terminal.")
