@@ -18,7 +18,8 @@ from services.admission.core.gating import Admissible, Answer, not_understood, r
 from services.admission.core.intake import Intake
 from services.admission.core.model import Event, Granted, Rejected
 from services.admission.keeper import Keeper
-from services.kit.callouts import Call, Callouts, Line, Opener
+from services.kit.callouts import Call, Callouts
+from services.kit.http2 import Line, Opener
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 # Routes times tiers times clients, with and without a body. More than this are decided anew.
