@@ -49,7 +49,8 @@ def _ask(url: str, settings: CliSettings) -> tuple[relay_pb2.ListUpstreamsRespon
             return listed, relay.GetStatus(relay_pb2.GetStatusRequest(), timeout=_LIMIT_S, metadata=metadata)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
-                raise CliError(f"relay does not answer at {url}: {one_line(error.details())}. {START_HINT}") from error
+                said = one_line(error.details() or "")
+                raise CliError(f"relay does not answer at {url}: {said}. {START_HINT}") from error
             raise CliError(one_line(f"{error.code().name.lower()}: {error.details()}")) from error
 
 

@@ -5,7 +5,6 @@ when it was refused.
 """
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -30,7 +29,7 @@ from services.relay.core.endpoints import (
 from services.relay.core.model import Credential, Endpoint, GroupKind, RelayInputs, Upstream
 
 LOOKED_EVERY_S: Final = 1.0
-"""How often the device's free memory is looked at, when some group wants to know; endpoints end to the moment."""
+"""How often it is looked whether a group wants to know the device's free memory; endpoints end to the moment."""
 SETTLED_S: Final = 0.05
 """Envoy takes new files within some 10 ms."""
 
@@ -91,12 +90,10 @@ class LiveEndpoints:
         while True:
             self._changed.clear()
             await self._look(control)
-            ends_at = next_end(self._live)
-            wait_s = LOOKED_EVERY_S if self._wants_memory(control) else math.inf
-            if ends_at is not None:
-                wait_s = min(wait_s, max(0.0, ends_at - self._clock.monotonic()))
+            ends_at, now = next_end(self._live), self._clock.monotonic()
+            wait_s = LOOKED_EVERY_S if ends_at is None else min(LOOKED_EVERY_S, max(0.0, ends_at - now))
             try:
-                async with asyncio.timeout(None if math.isinf(wait_s) else wait_s):
+                async with asyncio.timeout(wait_s):
                     await self._changed.wait()
             except TimeoutError:
                 continue

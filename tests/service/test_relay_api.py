@@ -102,7 +102,7 @@ def process(command, environ, log):
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory, free_ports, wait_until) -> Iterator[Rig]:
     folder = tmp_path_factory.mktemp("relay")
-    names = ("EDGE_PORT", "EDGE_OPERATOR_PORT", "EDGE_MESH_PORT", "EDGE_ADMIN_PORT", "admission", "relay")
+    names = ("EDGE_PORT", "EDGE_OPERATOR_PORT", "EDGE_MESH_PORT", "EDGE_ADMIN_PORT", "admission", "checks", "relay")
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     envoy = Path(sys.executable).with_name("envoy")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMNISERVE_", "OTEL_"))}
@@ -112,6 +112,8 @@ def rig(tmp_path_factory, free_ports, wait_until) -> Iterator[Rig]:
         "OMNISERVE_STATE_DIR": str(folder),
         "OMNISERVE_ADMISSION_LISTEN": f"127.0.0.1:{ports['admission']}",
         "OMNISERVE_ADMISSION_ADDRESS": f"127.0.0.1:{ports['admission']}",
+        "OMNISERVE_ADMISSION_CHECKS_LISTEN": f"127.0.0.1:{ports['checks']}",
+        "OMNISERVE_EDGE_ADMISSION_CHECKS_ADDRESS": f"127.0.0.1:{ports['checks']}",
         "OMNISERVE_RELAY_LISTEN": f"127.0.0.1:{ports['relay']}",
         "OMNISERVE_RELAY_ADDRESS": f"127.0.0.1:{ports['relay']}",
         "OMNISERVE_RELAY_MESH_LISTENER": f"127.0.0.1:{ports['EDGE_MESH_PORT']}",
@@ -398,6 +400,18 @@ async def test_draining_waits_for_what_runs_and_ends_nothing(rig, admin):
     await admin.DrainEndpoint(relay_pb2.DrainEndpointRequest(upstream="tts", address=address), timeout=30)
 
 
+async def test_a_worker_whose_device_lacks_memory_is_passed_over_until_it_has_some(rig, relay, admin, wait_until):
+    own = f"endpoints: [{rig.workers.url('stt')}]"
+    rig.config.write_text(rig.settings().replace(own, f"local: {{{own}, min_free_mib: 99999999}}"))
+    await admin.ReloadConfig(relay_pb2.ReloadConfigRequest(), timeout=30)
+    ask = lambda: rig.ask("/v1/audio/transcriptions")  # noqa: E731
+    await asyncio.to_thread(wait_until, lambda: ask().json()["worker"] == "managed", "the worker is passed over")
+    assert ask().headers["x-omniserve-asr-attempts"] == "1"
+    rig.config.write_text(rig.settings())
+    await admin.ReloadConfig(relay_pb2.ReloadConfigRequest(), timeout=30)
+    await asyncio.to_thread(wait_until, lambda: ask().json()["worker"] == "stt", "the worker is back")
+
+
 # ---- settings -----------------------------------------------------------------------------------------------------
 
 
@@ -504,15 +518,15 @@ async def test_an_answer_from_the_other_group_says_so(rig, jobs):
 
 async def test_a_broken_answer_has_no_end(rig, jobs):
     first = head("forecast.forecasts", headers=[("x-do", "die?after=1")])
-    call = jobs.Forward(iter([first]), timeout=60)
-    assert (await call.read()).head.status == 200
-    error = await refused(read_out(call))
+    events = aiter(jobs.Forward(iter([first]), timeout=60))
+    assert (await anext(events)).head.status == 200
+    error = await refused(read_out(events))
     assert error.reason is Reason.UPSTREAM_FAILED
 
 
-async def read_out(call):
+async def read_out(events):
     """Read everything that is left, in which there must be no end."""
-    async for event in call:
+    async for event in events:
         assert not event.HasField("end")
 
 
@@ -573,3 +587,17 @@ async def test_a_process_without_a_token_cannot_forward(rig):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
     assert from_rpc_error(caught.value).reason is Reason.UNAUTHENTICATED
+
+
+# ---- the command line ---------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_shows_where_requests_go(rig):
+    url = f"http://127.0.0.1:{rig.environ['OMNISERVE_EDGE_OPERATOR_PORT']}"
+    command = [sys.executable, "-c", "from cli.main import main; main()", "upstreams", "--url", url]
+    shown = subprocess.run(command, cwd=ROOT, env=rig.environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert rig.workers.url("tts") in shown.stdout
+    assert "remotes-own-key" not in shown.stdout
+    told = subprocess.run([*command, "--json"], cwd=ROOT, env=rig.environ, capture_output=True, timeout=60, check=True)
+    assert {each["name"] for each in json.loads(told.stdout)["upstreams"]} == {"forecast", "stt", "tts"}
