@@ -100,7 +100,7 @@ def test_nothing_outlives_a_supervisord_that_is_killed(make_mesh, tmp_path, wait
 
 def test_a_service_that_cannot_start_ends_the_start_with_the_end_of_its_log(mesh_environ, tmp_path):
     environ = mesh_environ(
-        tmp_path, OMNISERVE_LLM_GGUF=str(tmp_path / "missing.gguf"), OMNISERVE_RUN_READY_TIMEOUT_S="20"
+        tmp_path, OMNISERVE_LLM_GGUF=str(tmp_path / "missing.gguf"), OMNISERVE_RUN_READY_TIMEOUT_S="80"
     )
     result = subprocess.run(
         [sys.executable, "-m", "deploy.run"],
