@@ -281,7 +281,7 @@ def _admission_cluster(address: str) -> dict[str, Any]:
                 "explicit_http_config": {
                     "http2_protocol_options": {
                         "max_concurrent_streams": 100000,
-                        "connection_keepalive": {"interval": "2s", "timeout": "1s"},
+                        "connection_keepalive": {"interval": "2s", "timeout": "5s"},
                     }
                 },
             }

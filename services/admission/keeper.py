@@ -159,7 +159,8 @@ class Keeper:
 
     def note_use(self, upstream: str, ask: Ask) -> None:
         """Take note of what an exchange at an upstream takes, so that the next start knows it."""
-        self._turn(lambda _: self.desk.note_use(upstream, ask))
+        self.desk.note_use(upstream, ask)
+        self._deliver([])  # which remembers what has changed
 
     def count_past(self, running: Mapping[str, int]) -> None:
         """Count the exchanges of before the restart that still run, by upstream."""

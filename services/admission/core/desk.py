@@ -66,8 +66,8 @@ class Desk:
         self.sessions = Sessions()
         self.missing = dict(past.sessions) if settle_s > 0 else {}
         self.is_uncounted = settle_s > 0 and bool(past.uses)
-        self.remains = Remains(uses := Uses(past.uses))
-        self._uses = uses
+        self.remains = Remains(past.uses)
+        self._uses = Uses()
         self.memory_version = 0
         self._grace_s = grace_s
         # Permit ids of other epochs, by ticket: few, and only for as long as they are held.
@@ -168,11 +168,10 @@ class Desk:
 
     # ---- exchanges behind the gate --------------------------------------------------------------------------------
 
-    def note_use(self, upstream: str, ask: Ask) -> list[Delivery]:
+    def note_use(self, upstream: str, ask: Ask) -> None:
         """Take note of what an exchange at an upstream takes, for the next start. Before the first of them is let in."""
         if self._uses.note(Use(upstream, ask.pool, ask.modality, ask.units)):
             self.memory_version += 1
-        return []
 
     def count_past(self, running: Mapping[str, int], tickets: Iterator[int], now: float) -> list[Delivery]:
         """Count exactly the exchanges of before the restart that still run, by upstream; each keeps its slots.
@@ -260,7 +259,9 @@ class Desk:
         """Return what the next start must know; sessions that are still missed stay remembered."""
         sessions = {session.session_id: session.service for session in self.sessions.by_id.values()} | self.missing
         holds = tuple(hold for hold in self.scheduler.holds.values() if hold.hold_id != SETTLING)
-        return Memory(tuple(sessions.items()), holds, self._uses.all())
+        # What the past took is forgotten with its last exchange: settings may have made it cheaper.
+        past = self.remains.uses if self.is_uncounted or self.remains else Uses()
+        return Memory(tuple(sessions.items()), holds, Uses((*past.all(), *self._uses.all())).all())
 
     # ---- within ---------------------------------------------------------------------------------------------------
 

@@ -61,8 +61,8 @@ class Change(NamedTuple):
 class Remains:
     """Exchanges of the past that are counted, each with a ticket per pool."""
 
-    def __init__(self, uses: Uses) -> None:
-        self._uses = uses
+    def __init__(self, uses: Iterable[Use]) -> None:
+        self.uses = Uses(uses)
         self._exchanges: dict[str, list[list[int]]] = {}
 
     def __bool__(self) -> bool:
@@ -74,7 +74,7 @@ class Remains:
         for upstream in running.keys() | self._exchanges.keys():
             counted = self._exchanges.setdefault(upstream, [])
             while len(counted) < running.get(upstream, 0):
-                exchange = [(next(tickets), _ask(use)) for use in self._uses.of(upstream)]
+                exchange = [(next(tickets), _ask(use)) for use in self.uses.of(upstream)]
                 counted.append([ticket for ticket, _ in exchange])
                 change.begun.extend(exchange)
             while len(counted) > running.get(upstream, 0):

@@ -102,6 +102,16 @@ def test_what_routes_ask_for_is_remembered_and_each_change_only_once():
     assert house.memory().uses == (Use("llm", "gpu0", Modality.LLM, 3),)
 
 
+def test_what_the_past_took_is_remembered_until_its_last_exchange_is_over():
+    house, new = desk(IMAGE), tickets()
+    assert house.memory().uses == (IMAGE,)
+    house.count_past({"image": 1}, new, 0.1)
+    house.note_use("image", ask(1))
+    assert house.memory().uses == (IMAGE,)
+    house.count_past({}, new, 0.2)
+    assert house.memory().uses == (Use("image", "gpu0", Modality.LLM, 1),)
+
+
 def test_an_upstream_that_nobody_knows_counts_as_the_dearest_of_each_pool():
     assert set(Uses([LLM, IMAGE, CPU]).of("new")) == {IMAGE, CPU}
     assert Uses([]).of("new") == []
