@@ -1,6 +1,7 @@
 """Envoy's ext_authz: who calls, at which tier. One short answer for every request, so what can be is made beforehand."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from services.admission.adapters.keys import KeyFiles, Keys
 from services.admission.core import identity
-from services.admission.core.identity import Allowed, Denied, Listener, Policy, Verdict
+from services.admission.core.identity import Allowed, Denied, Policy, Verdict
 from services.kit.access import CLIENT_KEY, EDGE_OPERATOR, EDGE_PUBLIC, REQUEST_ID_KEY, TIER_KEY
 from services.kit.errors import STATUS, Reason
 from services.kit.keyring import digest
@@ -24,10 +25,15 @@ _GONE: Final = (*identity.KEY_HEADERS, _ASKED_TIER, SERVICE_TOKEN)
 """Headers that end here: credentials, and what the listener put aside for us."""
 # Who has a token without being a service: nobody on the mesh listener.
 _OUTSIDERS: Final = frozenset({EDGE_PUBLIC, EDGE_OPERATOR, "cli", "envoy"})
-_LISTENERS: Final = {listener.value: listener for listener in Listener}
+_PUBLIC: Final = "public"
+_OPERATOR: Final = "operator"
+_MESH: Final = "mesh"
 _OVERWRITE: Final = pb.HeaderValueOption.APPEND_ACTION_OVERWRITE_IF_EXISTS_OR_ADD
-# Clients times tiers, with and without a query secret. More than this are made anew each time.
+# Clients times tiers, with and without a query secret; more than this are not kept.
 _MOST_READY: Final = 10_000
+_NOTHING_READY: Final = (b"", -math.inf)
+_Case = tuple[str, str, str, bool]
+"""What an answer depends on: the listener, what is shown, the asked tier, whether the query holds a secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class Authorizer:
         self._policy = policy
         self._operator_sha256 = digest(policy.operator_token) if policy.operator_token else ""
         self._wall = wall
-        self._ready: dict[tuple[Allowed, bool], bytes] = {}
+        self._ready: dict[_Case, tuple[bytes, float]] = {}
         self._adopt(files.keys)
 
     def answer(self, question: bytes) -> bytes:
@@ -61,41 +67,55 @@ class Authorizer:
             attributes = pb.CheckRequest.FromString(question).attributes
         except DecodeError:
             return _UNREADABLE
-        http = attributes.request.http
-        headers = http.headers
-        listener = _LISTENERS.get(attributes.context_extensions.get("listener", ""), Listener.PUBLIC)
-        verdict = self._judge(listener, headers, http.path)
-        if isinstance(verdict, Denied):
-            return denied(verdict, headers.get(REQUEST_ID_KEY, ""), headers.get("content-type", ""))
-        ticket = (verdict, bool(identity.query_secrets(http.path)))
-        answer = self._ready.get(ticket)
-        if answer is None:
-            answer = allowed(*ticket)
-            if len(self._ready) < _MOST_READY:
-                self._ready[ticket] = answer
-        return answer
-
-    def _judge(self, listener: Listener, headers: Any, path: str) -> Verdict:  # noqa: ANN401 - a protobuf map
-        asked = headers.get(TIER_KEY, "")
-        match listener:
-            case Listener.OPERATOR:
-                shown = identity.bearer(headers.get("authorization", ""))
-                return identity.judge_operator(shown, asked, self._operator_sha256)
-            case Listener.MESH:
-                token = headers.get(SERVICE_TOKEN, "")
-                service = self._tokens.service_of(token) if token else None
-                return identity.judge_mesh(service, asked, _OUTSIDERS)
-            case Listener.PUBLIC:
-                return self._judge_public(identity.shown_key(headers, path), asked)
-
-    def _judge_public(self, key: str | None, asked: str) -> Verdict:
         if self._keys is not self._files.keys:
             self._adopt(self._files.keys)
-        verdict = identity.judge_public(key, asked, self._keys.book, self._anonymous, self._wall())
-        if key is not None and isinstance(verdict, Denied) and self._files.refresh():  # a key that was made just now
+        http = attributes.request.http
+        headers, path = http.headers, http.path
+        door = attributes.context_extensions.get("listener", _PUBLIC)
+        has_query_secret = identity.SECRET_PARAMETER in path and bool(identity.query_secrets(path))
+        case = (door, self._proof(door, headers, path), headers.get(TIER_KEY, ""), has_query_secret)
+        answer, until = self._ready.get(case, _NOTHING_READY)
+        if self._wall() < until:
+            return answer
+        verdict = self._judge(case)
+        if isinstance(verdict, Denied):
+            return denied(verdict, headers.get(REQUEST_ID_KEY, ""), headers.get("content-type", ""))
+        return self._prepare(case, verdict)
+
+    def _proof(self, door: str, headers: Any, path: str) -> str:  # noqa: ANN401 - a protobuf map
+        """Return what the request shows: the digest of a key, or on the mesh listener the service; "" for nothing."""
+        if door == _MESH:
+            token = headers.get(SERVICE_TOKEN, "")
+            return (self._tokens.service_of(token) or "") if token else ""
+        is_operator = door == _OPERATOR
+        key = identity.bearer(headers.get("authorization", "")) if is_operator else identity.shown_key(headers, path)
+        return digest(key) if key else ""
+
+    def _judge(self, case: _Case) -> Verdict:
+        door, proof, asked, _ = case
+        if door == _MESH:
+            return identity.judge_mesh(proof, asked, _OUTSIDERS)
+        if door == _OPERATOR:
+            return identity.judge_operator(proof, asked, self._operator_sha256)
+        verdict = self._judge_public(proof, asked)
+        if proof and isinstance(verdict, Denied) and self._files.refresh():  # a key that was made just now
             self._adopt(self._files.keys)
-            verdict = identity.judge_public(key, asked, self._keys.book, self._anonymous, self._wall())
+            return self._judge_public(proof, asked)
         return verdict
+
+    def _judge_public(self, sha256: str, asked: str) -> Verdict:
+        return identity.judge_public(sha256, asked, self._keys.book, self._anonymous, self._wall())
+
+    def _prepare(self, case: _Case, verdict: Allowed) -> bytes:
+        """Return the answer to a case, and keep it for the next one, for as long as its key lasts."""
+        door, proof, _, has_query_secret = case
+        key = self._keys.book.keys.get(proof) if door not in (_MESH, _OPERATOR) else None
+        until = math.inf if key is None or key.expires is None else key.expires
+        answer = allowed(verdict, has_query_secret=has_query_secret)
+        if len(self._ready) >= _MOST_READY:
+            self._ready.clear()
+        self._ready[case] = answer, until
+        return answer
 
     def _adopt(self, keys: Keys) -> None:
         self._keys = keys
@@ -103,7 +123,7 @@ class Authorizer:
         self._ready.clear()
 
 
-def allowed(verdict: Allowed, has_query_secret: bool) -> bytes:  # noqa: FBT001 - a fact about the request
+def allowed(verdict: Allowed, *, has_query_secret: bool) -> bytes:
     """Return the answer that lets a request in, serialised."""
     headers = ((CLIENT_KEY, verdict.client), (TIER_KEY, verdict.tier.name.lower()))
     ok = pb.OkHttpResponse(

@@ -6,7 +6,6 @@ Times are seconds since 1970.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from types import MappingProxyType
 from typing import Final, NamedTuple
 from urllib.parse import unquote
@@ -29,14 +28,6 @@ PLACES: Final = (
 
 _WORDS: Final[Mapping[str, Tier]] = MappingProxyType({tier.name.lower(): tier for tier in Tier})
 _DEFAULT: Final = Tier.FREE
-
-
-class Listener(Enum):
-    """The door that a request came through; each has rules of its own."""
-
-    PUBLIC = "public"
-    OPERATOR = "operator"
-    MESH = "mesh"
 
 
 class Allowed(NamedTuple):
@@ -132,13 +123,16 @@ def query_secrets(path: str) -> list[str]:
     return [unquote(value) for name, _, value in pairs if name == SECRET_PARAMETER]
 
 
-def judge_public(key: str | None, asked: str, book: Book, anonymous: Tier | None, now: float) -> Verdict:
-    """Return who shows the key (None: none) on the public listener, at the asked tier ("": not said) or the best below."""
-    if key is None:
+def judge_public(sha256: str, asked: str, book: Book, anonymous: Tier | None, now: float) -> Verdict:
+    """Return who shows the key of that digest ("": none) on the public listener.
+
+    `asked`: the wanted tier, "" when it is not said; the key's own is the best one. `anonymous`: that of callers without a
+    key, None where they are not let in.
+    """
+    if not sha256:
         if anonymous is None:
             return Denied(Reason.UNAUTHENTICATED, f"this server wants an API key: {PLACES}")
         return _at_most(ANONYMOUS, anonymous, asked, default=_DEFAULT)
-    sha256 = digest(key)
     known = book.keys.get(sha256)
     if known is None:
         return Denied(Reason.UNAUTHENTICATED, "this API key is not known here")
@@ -150,17 +144,17 @@ def judge_public(key: str | None, asked: str, book: Book, anonymous: Tier | None
     return _at_most(known.name, cap, asked, default=_DEFAULT if sha256 in book.any_tier else cap)
 
 
-def judge_operator(token: str, asked: str, token_sha256: str) -> Verdict:
-    """Return the owner of the box, who may ask for any tier. `token_sha256`: of the token that must be shown, "" for none."""
-    if token_sha256 and digest(token) != token_sha256:
+def judge_operator(sha256: str, asked: str, wanted_sha256: str) -> Verdict:
+    """Return the owner of the box, who may ask for any tier. The digests: of the token shown, and of the one wanted; "" is none."""
+    if wanted_sha256 and sha256 != wanted_sha256:
         wanted = "this listener wants the operator's token: Authorization: Bearer TOKEN"
-        return Denied(Reason.UNAUTHENTICATED, f"{wanted}; the one shown is another" if token else wanted)
+        return Denied(Reason.UNAUTHENTICATED, f"{wanted}; the one shown is another" if sha256 else wanted)
     return _at_most(OPERATOR, Tier.PAID, asked, default=_DEFAULT)
 
 
-def judge_mesh(service: str | None, asked: str, outsiders: frozenset[str]) -> Verdict:
-    """Return the service whose token came along (None: no token, or nobody's); `outsiders` have a token but are no services."""
-    if service is None:
+def judge_mesh(service: str, asked: str, outsiders: frozenset[str]) -> Verdict:
+    """Return the service whose token came along ("": no token, or nobody's); `outsiders` have a token but are no services."""
+    if not service:
         return Denied(Reason.UNAUTHENTICATED, "this listener wants a service token: X-Omniserve-Service-Token")
     if service in outsiders:
         return Denied(Reason.FORBIDDEN, f"this listener is for services of the mesh, and {service} is none")

@@ -21,7 +21,7 @@ BOOK = Book.of(
 
 
 def judge(key: str | None, asked: str = "", anonymous: Tier | None = None, book: Book = BOOK) -> identity.Verdict:
-    return identity.judge_public(key, asked, book, anonymous, NOW)
+    return identity.judge_public("" if key is None else digest(key), asked, book, anonymous, NOW)
 
 
 # ---- where a key may be ------------------------------------------------------------------------------------------
@@ -203,14 +203,14 @@ def test_where_a_key_is_wanted_the_refusal_says_where_it_goes():
 
 def test_the_operator_is_the_owner_and_asks_for_any_tier():
     assert identity.judge_operator("", "paid", "") == Allowed("operator", Tier.PAID)
-    assert identity.judge_operator("whatever", "", "") == Allowed("operator", Tier.FREE)
+    assert identity.judge_operator(digest("whatever"), "", "") == Allowed("operator", Tier.FREE)
 
 
 def test_an_operators_token_is_wanted_when_there_is_one():
     wanted = digest("tok")
-    assert identity.judge_operator("tok", "sub", wanted) == Allowed("operator", Tier.SUB)
-    for token in ("", "tok2", "sesame"):
-        verdict = identity.judge_operator(token, "", wanted)
+    assert identity.judge_operator(digest("tok"), "sub", wanted) == Allowed("operator", Tier.SUB)
+    for shown in ("", digest("tok2"), digest("sesame"), digest("")):
+        verdict = identity.judge_operator(shown, "", wanted)
         assert isinstance(verdict, Denied)
         assert verdict.reason is Reason.UNAUTHENTICATED
 
@@ -218,7 +218,7 @@ def test_an_operators_token_is_wanted_when_there_is_one():
 def test_the_mesh_listener_knows_services_and_nobody_else():
     outsiders = frozenset({"envoy-public"})
     assert identity.judge_mesh("jobs", "paid", outsiders) == Allowed("jobs", Tier.PAID)
-    unknown, outsider = identity.judge_mesh(None, "", outsiders), identity.judge_mesh("envoy-public", "", outsiders)
+    unknown, outsider = identity.judge_mesh("", "", outsiders), identity.judge_mesh("envoy-public", "", outsiders)
     assert isinstance(unknown, Denied)
     assert unknown.reason is Reason.UNAUTHENTICATED
     assert isinstance(outsider, Denied)
