@@ -49,11 +49,11 @@ def listens(rooms: Rooms) -> list[tuple[PortSeen, str]]:
     for name, address in rooms.listens().items():
         bind, _, port = address.rpartition(":")
         found.append((PortSeen(name, int(port), f"{rooms.by_name[name].prefix()}LISTEN"), bind))
-    for knob, bind in (("port", "bind"), ("operator_port", "operator_bind"), ("admin_port", "admin_bind")):
+    for knob in ("port", "operator_port", "mesh_port", "admin_port"):
         number = rooms.value("edge", knob, None)
         if isinstance(number, int):
             seen = PortSeen("envoy", number, f"OMNISERVE_EDGE_{knob.upper()}")
-            found.append((seen, str(rooms.value("edge", bind, "127.0.0.1"))))
+            found.append((seen, str(rooms.value("edge", knob.replace("port", "bind"), "127.0.0.1"))))
     return found
 
 
