@@ -24,7 +24,7 @@ from services.relay.control import Control
 from services.relay.core.forwarding import PIECE_BYTES, Outgoing, outgoing
 from services.relay.core.model import GroupKind, RelayInputs
 from services.relay.core.planning import PlannedRoute
-from services.relay.core.stats import EndpointCounts, UpstreamCounts
+from services.relay.core.stats import UpstreamCounts
 from services.relay.inputs import assemble
 from services.relay.live import LiveEndpoints
 from services.relay.settings import RelaySettings
@@ -281,5 +281,5 @@ class RelayAdminServicer(relay_pb2_grpc.RelayAdminServiceServicer):
             for each in group.endpoints:
                 if each.address == address:
                     found = counts.places.get((group.kind.value, translate.place_of(each)))
-                    return counts.active if found is None else (found or EndpointCounts()).active
+                    return counts.active if found is None else found.active
         return 0

@@ -8,11 +8,20 @@ import httpx
 
 from services.kit import telemetry
 from services.kit.clock import Clock
-from services.relay.core.stats import FILTER, EdgeStats, StatsError, parse
+from services.relay.core.stats import FILTER, EdgeStats, parse
 
 TIMEOUT_S: Final = 1.0
 _PATH: Final = "/admin/envoy/stats"
 _log = telemetry.logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Counters and when they were read, on the monotonic clock; None when they never were."""
+
+    stats: EdgeStats
+    at: float | None
+    reachable: bool
 
 
 class EnvoyStats:
@@ -24,10 +33,10 @@ class EnvoyStats:
         self._interval_s = interval_s
         self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, headers={"host": "localhost"})
         self._turn = asyncio.Lock()
-        self._last: Reading = Reading(EdgeStats({}), None, reachable=False)
+        self._last = Reading(EdgeStats({}), None, reachable=False)
         self._tried_at: float | None = None
 
-    async def read(self, *, fresh: bool = False) -> "Reading":
+    async def read(self, *, fresh: bool = False) -> Reading:
         """Return the counters; the last known ones when Envoy does not answer. `fresh`: not older than this call."""
         async with self._turn:  # callers that come together share one reading
             now = self._clock.monotonic()
@@ -40,7 +49,7 @@ class EnvoyStats:
         """Close the connection."""
         await self._client.aclose()
 
-    async def _ask(self, now: float) -> "Reading":
+    async def _ask(self, now: float) -> Reading:
         try:
             answer = await self._client.get(self._url, params={"format": "json", "filter": FILTER})
             answer.raise_for_status()
@@ -49,15 +58,3 @@ class EnvoyStats:
             if self._last.reachable:
                 _log.warning("envoy's counters cannot be read", error=repr(error))
             return Reading(self._last.stats, self._last.at, reachable=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Counters and when they were read, on the monotonic clock; None when they never were."""
-
-    stats: EdgeStats
-    at: float | None
-    reachable: bool
-
-
-__all__ = ["EnvoyStats", "Reading", "StatsError"]

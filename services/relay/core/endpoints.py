@@ -111,21 +111,22 @@ def merged(upstream: Upstream, live: Live) -> Upstream:
 
 
 def _merged_group(group: Group, contributions: Iterable[tuple[str, Contribution]]) -> Group:
+    found = group
     for owner, each in contributions:
-        if each.endpoints and _fits(group, each):
-            known = {endpoint.address for endpoint in group.endpoints}
+        wanted = each.credential or group.credential
+        if each.endpoints and _fits(found, each, wanted):
+            known = {endpoint.address for endpoint in found.endpoints}
             added = (replace(new, owner=owner) for new in each.endpoints if new.address not in known)
-            credential = each.credential or group.credential
-            group = replace(group, endpoints=(*group.endpoints, *added), credential=credential)
-    return group
+            found = replace(found, endpoints=(*found.endpoints, *added), credential=wanted)
+    return found
 
 
-def _fits(group: Group, contribution: Contribution) -> bool:
+def _fits(group: Group, contribution: Contribution, wanted: Credential | None) -> bool:
     """Return whether endpoints can be in one cluster with those of a group: the same scheme, prefix and credential."""
     if not group.endpoints:
         return True
     kinds = {(each.scheme, each.path_prefix) for each in (*group.endpoints, *contribution.endpoints)}
-    return len(kinds) == 1 and (contribution.credential or group.credential) == group.credential
+    return len(kinds) == 1 and wanted == group.credential
 
 
 def _refuse_strangers(group: Group, others: Iterable[Contribution], contribution: Contribution) -> None:
@@ -133,7 +134,7 @@ def _refuse_strangers(group: Group, others: Iterable[Contribution], contribution
         message = "endpoints of one group must share the scheme and the path"
         raise DomainError(Reason.INVALID_REQUEST, message, field="endpoints")
     present = _merged_group(group, [("", each) for each in others])
-    if contribution.endpoints and not _fits(present, contribution):
+    if contribution.endpoints and not _fits(present, contribution, contribution.credential or group.credential):
         message = "the group has endpoints of another scheme or path, or ones that want another credential"
         raise DomainError(Reason.INVALID_REQUEST, message, field="endpoints")
 

@@ -3,6 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given as for_all
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from services.kit.errors import DomainError, Reason
 from services.relay.core.addresses import parse_address
@@ -120,6 +123,14 @@ def test_what_cannot_share_a_cluster_is_refused(strangers):
     assert refusal(live, strangers) == (Reason.INVALID_REQUEST, "endpoints")
 
 
+def test_the_groups_own_credential_and_another_owners_are_two_things():
+    live = put(Live(), given("https://a.example.com", credential=OTHER))
+    assert refusal(live, given("https://b.example.com"), owner="capacity/other") == (
+        Reason.INVALID_REQUEST,
+        "endpoints",
+    )
+
+
 def test_an_owner_may_replace_its_own_by_others_of_another_kind():
     live = put(Live(), given("https://a.example.com", credential=OTHER))
     assert merged(upstream(), live).group(OVERFLOW).credential == OTHER
@@ -191,3 +202,37 @@ def test_unknown_memory_is_no_reason_to_pass_over():
     assert not pass_over(everybody, None, passed_before=True)
     assert not pass_over(paid_only, 1, passed_before=False)
     assert not pass_over(replace(everybody, groups=everybody.groups[:1]), 1, passed_before=False)
+
+
+ADDRESSES = ("https://a.example.com", "https://b.example.com", "https://c.example.com/v1", "http://10.0.0.1:1")
+CHANGES = st.tuples(
+    st.sampled_from(["x", "y"]),
+    st.lists(st.sampled_from(ADDRESSES), max_size=2, unique=True),
+    st.sampled_from([None, OWN, OTHER]),
+    st.integers(1, 4),
+    st.floats(0, 10),
+)
+
+
+@settings(max_examples=500)
+@for_all(st.lists(CHANGES, max_size=8), st.sets(st.sampled_from(ADDRESSES[:2])), st.sampled_from([None, OWN]))
+def test_whatever_owners_and_settings_do_each_endpoint_gets_only_what_it_was_given_for(changes, written, credential):
+    """Changes come in turn, one a second; then the settings change to `written` with `credential`."""
+    live, seen = Live(), {}
+    for now, (owner, names, wanted, generation, ttl_s) in enumerate(changes):
+        contribution = given(*names, generation=generation, ends_at=now + ttl_s, credential=wanted)
+        try:
+            live = put(live, contribution, owner=owner, now=now)
+        except DomainError:
+            continue
+        assert generation >= seen.get(owner, 0)
+        seen[owner] = generation
+    live = without_ended(live, len(changes))
+    group = Group(OVERFLOW, tuple(map(parse_address, sorted(written))), credential=credential)
+    found = merged(Upstream("image", "image", (Group(LOCAL, ()), group)), live).groups[1]
+    for endpoint in found.endpoints:
+        contribution = live.contributions.get(Owned("image", OVERFLOW, endpoint.owner))
+        meant = credential if contribution is None else contribution.credential or credential
+        assert found.credential == meant
+        assert contribution is None or contribution.ends_at > len(changes)
+    assert len({(each.scheme, each.path_prefix) for each in found.endpoints}) <= 1
