@@ -127,5 +127,23 @@ def test_every_reply_has_a_reason_of_the_mesh_and_openais_four_fields():
     json.dumps(shapes)
 
 
+def test_the_gate_leaves_admissions_own_refusals_alone():
+    unadmitted, *others = gate_reply_config()["mappers"]
+    assert (unadmitted["status_code"], unadmitted["body_format_override"]["json_format"]["error"]["code"]) == (
+        503,
+        "admission_unavailable",
+    )
+    # Only what Envoy itself notes a reason for is put into words: a broken exchange, a worker that is not there.
+    assert all("response_flag_filter" in each["filter"]["and_filter"]["filters"][1] for each in others)
+    assert others[0]["status_code"] == 502
+
+
+def test_a_caller_whom_admission_turned_away_reads_admissions_words():
+    _grpc, unchecked, turned_away, *_ = local_reply_config()["mappers"]
+    assert unchecked["body_format_override"]["json_format"]["error"]["reason"] == "admission_unavailable"
+    assert turned_away["filter"] == {"response_flag_filter": {"flags": ["UAEX"]}}
+    assert turned_away["body_format_override"]["text_format_source"]["inline_string"] == "%LOCAL_REPLY_BODY%"
+
+
 def test_the_wrapper_reads_numbers_only(tmp_path):
     assert re.fullmatch(r"([A-Z_]+=\d+\n)+", wrapper_variables(EdgeSettings(state_dir=tmp_path)))
