@@ -554,6 +554,21 @@ async def test_a_request_that_cannot_be_forwarded_is_refused_by_reason(jobs, fir
     assert (error.reason, error.field) == (reason, field)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda text, _: f"{text}routes: {{forecast.forecasts: {{paying_tiers: [paid]}}}}\n", Reason.PAYMENT_REQUIRED),
+        (lambda text, worker: text.replace(worker, "http://127.0.0.1:1"), Reason.NO_CAPACITY),
+    ],
+)
+async def test_what_the_mesh_itself_refuses_is_an_error_by_its_reason(rig, admin, jobs, change, reason):
+    rig.config.write_text(change(rig.settings(), rig.workers.url("forecast")))
+    await admin.ReloadConfig(relay_pb2.ReloadConfigRequest(), timeout=30)
+    await asyncio.sleep(0.2)  # Envoy takes files within some 10 ms
+    call = jobs.Forward(iter([head("forecast.forecasts"), relay_pb2.ForwardRequest(body=b"{}")]), timeout=60)
+    assert (await refused(read_out(aiter(call)))).reason is reason
+
+
 async def test_leaving_a_forwarded_request_frees_its_permit(rig, jobs, wait_until):
     mark = new_mark()
     call = jobs.Forward(iter([head("forecast.forecasts", headers=[("x-do", "hold"), ("x-mark", mark)])]), timeout=60)
