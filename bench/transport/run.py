@@ -4,8 +4,8 @@ One Envoy with two doors to the same worker, another Envoy that answers at once:
 `public` it asks a real admission process for every request, takes the internal listener, writes an access log. Both doors
 are measured in turn, round by round, by a load generator in C (load.c, built with the system's compiler).
 
-Then server-sent events: the same number of streams with one event each and with fifty, and the CPU time that admission
-spends on a stream: chunks must cost it nothing.
+Then server-sent events: the same number of streams with one event each and with fifty, and what admission spends on one:
+CPU time, and how often its event loop wakes up. Chunks do not pass it, so they must not wake it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.measure import Spread, abba, ratio, spread
 from bench.processes import CHECKOUT, Child, cpu_seconds, free_ports, stop_children_on_signal
 from bench.transport.edge import TOKEN_VARIABLE, Ports, Route, answering, configuration
 from services.kit.tokens import ensure_token
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 READY_S = 60.0
 SLOTS = 4096
@@ -39,7 +36,6 @@ SLOTS = 4096
 EVENTS = 50
 STREAMS_AT_ONCE = 10
 SSE_ROUNDS = 4
-IDLE_S = 1.0
 ROUTES = (
     Route("/sse", "events", "route=events;upstream=events;modality=llm"),
     Route("/", "worker", "route=worker;upstream=worker;modality=llm"),
@@ -86,22 +82,13 @@ class Bench:
         spent = [end - begin for begin, end in zip(before, after, strict=True)]
         return Burst(int(answers), float(took), int(p50), int(p99), *spent)
 
-    def streams(self, events: int, count: int) -> float:
-        """Read so many streams at once; return admission's CPU seconds, less what it spends idle in such a time."""
-        idle_per_s = self._spent(lambda: time.sleep(IDLE_S)) / IDLE_S
-
-        def read_all() -> None:
-            with ThreadPoolExecutor(STREAMS_AT_ONCE) as pool:
-                list(pool.map(self._stream, [events] * count))
-
-        began = time.perf_counter()
-        spent_s = self._spent(read_all)
-        return spent_s - idle_per_s * (time.perf_counter() - began)
-
-    def _spent(self, act: Callable[[], object]) -> float:
-        before = scheduled_seconds(self.admission)
-        act()
-        return scheduled_seconds(self.admission) - before
+    def streams(self, events: int, count: int) -> tuple[float, float]:
+        """Read so many streams; return admission's CPU microseconds and its event loop's wake-ups, per stream."""
+        before = scheduled_seconds(self.admission), wakeups(self.admission)
+        with ThreadPoolExecutor(STREAMS_AT_ONCE) as pool:
+            list(pool.map(self._stream, [events] * count))
+        after = scheduled_seconds(self.admission), wakeups(self.admission)
+        return (after[0] - before[0]) / count * 1e6, (after[1] - before[1]) / count
 
     def _stream(self, events: int) -> None:
         request = urllib.request.Request(
@@ -116,6 +103,12 @@ def scheduled_seconds(pid: int) -> float:
     """Return the CPU seconds of all threads of a process so far, to the nanosecond."""
     stats = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/schedstat"))
     return sum(int(fields[0]) for fields in stats) / 1e9
+
+
+def wakeups(pid: int) -> int:
+    """Return how often a process's main thread has gone to sleep so far."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
 
 
 def build(folder: Path) -> Path:
@@ -215,16 +208,15 @@ def compare(bench: Bench, connections: int, rounds: int, seconds: float) -> None
 
 def stream(bench: Bench, count: int) -> None:
     """Print what a stream costs admission, with few and with many events."""
-    costs: dict[int, list[float]] = {1: [], EVENTS: []}
+    seen: dict[int, list[tuple[float, float]]] = {1: [], EVENTS: []}
     for index in range(SSE_ROUNDS):
         for which in abba(index):
             events = (1, EVENTS)[which]
-            costs[events].append(bench.streams(events, count) / count * 1e6)
-    print(f"\n{count} streams of server-sent events, {STREAMS_AT_ONCE} at once, {SSE_ROUNDS} rounds")
-    for events, each in costs.items():
-        print(f"{events:>3} events: {spread(each).show(0)} us of admission's CPU per stream")
-    per_event = [(many - one) / (EVENTS - 1) for one, many in zip(costs[1], costs[EVENTS], strict=True)]
-    print(f"per event: {spread(per_event).show(1)} us (goal 0)")
+            seen[events].append(bench.streams(events, count))
+    print(f"\n{count} streams of server-sent events, {STREAMS_AT_ONCE} at once, {SSE_ROUNDS} rounds; per stream:")
+    for events, each in seen.items():
+        cpu, wakes = (spread(column) for column in zip(*each, strict=True))
+        print(f"{events:>3} events: admission's CPU {cpu.show(0)} us, wake-ups {wakes.show(1)}")
 
 
 def main() -> None:
