@@ -7,6 +7,7 @@ from pydantic import SecretStr, model_validator
 
 from services.kit.config import config_knob, read
 from services.kit.settings import Address, MeshSettings, knob
+from services.relay.core.routes import ROUTES
 from services.relay.inputs import assemble
 from services.relay.sections import Tier
 
@@ -189,5 +190,5 @@ class RelaySettings(MeshSettings):
     @model_validator(mode="after")
     def _can_be_used(self) -> Self:
         """Refuse at the start what a reload would refuse, file and line included."""
-        assemble(self, read(self.config), environ=None)
+        assemble(self, read(self.config), environ=None, route_ids=[spec.route_id for spec in ROUTES])
         return self

@@ -180,6 +180,13 @@ def test_a_bad_file_stops_the_start_with_its_line(tmp_path):
         load(RelaySettings, {"OMNISERVE_CONFIG": str(file)})
 
 
+def test_a_route_that_does_not_exist_stops_the_start_too(tmp_path):
+    file = tmp_path / "omniserve.yaml"
+    file.write_text("routes: {tts.speach: {}}\n")
+    with pytest.raises(SettingsError, match=r"routes\.tts\.speach: no such route; did you mean `tts\.speech`\?"):
+        load(RelaySettings, {"OMNISERVE_CONFIG": str(file)})
+
+
 # ---- the file -------------------------------------------------------------------------------------------------------
 
 WHOLE = """\
