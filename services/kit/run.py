@@ -26,8 +26,7 @@ def run(settings_class: type[S], main: Callable[[S, Owner], Awaitable[None]]) ->
     try:
         settings = load(settings_class)
     except SettingsError as error:
-        sys.stderr.writelines(f"{settings_class.service}: {problem}\n" for problem in error.problems)
-        sys.exit(BAD_SETTINGS)
+        sys.exit(_bad_settings(settings_class.service, error))
     setproctitle.setproctitle(f"omniserve-{settings_class.service}")
     telemetry.setup_telemetry(settings_class.service, settings)
     sys.exit(uvloop.run(_main(settings, main)))
@@ -38,6 +37,8 @@ async def _main(settings: S, main: Callable[[S, Owner], Awaitable[None]]) -> int
     try:
         async with Owner() as owner:
             await main(settings, owner)
+    except SettingsError as error:  # some are only known to be bad when they are put to use
+        return _bad_settings(settings.service, error)
     except OwnedTaskCrashed as crash:
         log.error("ended by a crashed task", task=crash.task)  # noqa: TRY400 - the owner has logged the stack
         return CRASHED
@@ -49,3 +50,8 @@ async def _main(settings: S, main: Callable[[S, Owner], Awaitable[None]]) -> int
     finally:
         await asyncio.to_thread(telemetry.flush_telemetry)
     return 0
+
+
+def _bad_settings(service: str, error: SettingsError) -> int:
+    sys.stderr.writelines(f"{service}: {problem}\n" for problem in error.problems)
+    return BAD_SETTINGS

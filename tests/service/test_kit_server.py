@@ -374,11 +374,12 @@ SERVICE = textwrap.dedent("""
     from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
     from services.kit.run import run
     from services.kit.server import serve
-    from services.kit.settings import MeshSettings, knob
+    from services.kit.settings import MeshSettings, SettingsError, knob
 
     class Settings(MeshSettings):
         service = "llm"
         crash: bool = knob(False, "Crash soon.")
+        paper: str = knob("A4", "What it prints on.")
 
     class Llm(llm_pb2_grpc.LlmServiceServicer):
         async def Chat(self, request, context):
@@ -395,6 +396,9 @@ SERVICE = textwrap.dedent("""
         print("goodbye", flush=True)
 
     async def main(settings, owner):
+        if settings.paper == "none":
+            raise SettingsError(["OMNISERVE_LLM_PAPER: there is none"])
+
         def started(port):
             print(port, flush=True)
             if settings.crash:
@@ -485,3 +489,10 @@ async def test_bad_settings_end_the_process_with_a_sentence_for_each(start):
     assert "OMNISERVE_LLM_CRASHH: no such setting; did you mean OMNISERVE_LLM_CRASH?" in err
     assert "OMNISERVE_DRAIN_GRACE_S: 'soon'" in err
     assert "Traceback" not in err
+
+
+async def test_settings_that_turn_out_bad_in_use_end_the_process_the_same_way(start):
+    process = start(OMNISERVE_LLM_PAPER="none")
+    _, err = await asyncio.to_thread(process.communicate)
+    assert process.returncode == 2
+    assert err == "llm: OMNISERVE_LLM_PAPER: there is none\n"
