@@ -15,8 +15,8 @@ envoy=${OMNISERVE_EDGE_ENVOY:-envoy}
 config=$state/envoy/envoy.yaml
 access_log=$state/logs/access.log
 xds=$state/xds
-# Longer than relay takes to read its settings and have them judged on a busy machine.
-xds_limit_s=60
+# Longer than relay takes to read its settings and have them judged, on the busiest machine: five minutes.
+xds_limit_s=300
 max_log_bytes=$((32 * 1024 * 1024))
 # Numbers only: ADMIN_PORT, DRAIN_NOTICE_S, DRAIN_LIMIT_S, WORKERS.
 # shellcheck source=/dev/null

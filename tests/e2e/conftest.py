@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
+START_LIMIT_S = 110.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ def open_door(free_ports: Callable[[int], list[int]], wait_until: Callable[..., 
             wait_until(
                 lambda: _ended(wrapper, behind, rendering) or (door.is_healthy() and _answers(door.facade_url)),
                 "the front door and its stand-ins",
+                START_LIMIT_S,
             )
             ended = _ended(wrapper, behind, rendering)
             assert not ended, f"ended by themselves: {ended}"

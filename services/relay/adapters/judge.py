@@ -10,7 +10,7 @@ from typing import Final
 from services.relay.adapters.texts import to_text
 from services.relay.core.render_nodes import Tree
 
-_LIMIT_S: Final = 30.0
+_LIMIT_S: Final = 120.0
 _LONGEST: Final = 2000
 
 
