@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.kit import access, keyring
-from services.kit.config import ConfigError, parse
+from services.kit.config import ConfigError, parse, read
 from services.kit.keyring import Key, KeyringError
 
 NOW = 1_800_000_000.0
@@ -183,3 +183,8 @@ def test_a_key_put_where_its_digest_belongs_is_not_repeated_in_the_error():
 def test_two_keys_of_one_name_are_refused():
     with pytest.raises(ConfigError, match="another key 'app'"):
         keys_of(f"keys:\n  - &k {{name: app, sha256: {DIGEST}, tier: paid}}\n  - *k\n")
+
+
+def test_the_keys_of_the_example_in_the_documentation_are_good():
+    file = Path(__file__).resolve().parents[3] / "docs" / "omniserve.example.yaml"
+    assert [(key.name, key.tier) for key in keyring.keys_in(read(file))] == [("batch-jobs", "background")]
