@@ -1,7 +1,6 @@
 """When the device is taken or the local worker fails before its first byte, those who may go to the remote do: once, whole."""
 
 import hashlib
-import json
 
 import pytest
 
@@ -12,6 +11,7 @@ pytestmark = pytest.mark.e2e
 
 SPEECH = "/v1/audio/speech"
 IMAGE = "/v1/images/generations"
+TRANSCRIPTION = "/v1/audio/transcriptions"
 MIB = 1024 * 1024
 BOTH = {"tts": "json", "remote": "json"}
 
@@ -23,12 +23,14 @@ def mesh_of_one(tmp_path_factory, make_mesh, free_ports, wait_until):
         "OMNISERVE_TTS_OVERFLOW_UPSTREAM": "remote",
         "OMNISERVE_IMAGE_UPSTREAM": "image",
         "OMNISERVE_IMAGE_OVERFLOW_UPSTREAM": "painter",
+        "OMNISERVE_STT_OVERFLOW_UPSTREAM": "remote",
         "OMNISERVE_FORECAST_UPSTREAM": "forecast",
     }
     settings = {
         "OMNISERVE_SLOTS": "1",
         "OMNISERVE_ADMISSION_TIMEOUT_S": "2",
         "OMNISERVE_TTS_OVERFLOW_API_KEY": "remotes-own-key",
+        "OMNISERVE_STT_UPSTREAM": f"http://127.0.0.1:{free_ports(1)[0]}",
     }
     folder = tmp_path_factory.mktemp("overflow")
     with proxied_mesh(folder, make_mesh, free_ports, wait_until, upstreams, **settings) as running:
@@ -206,16 +208,10 @@ def test_a_remote_without_a_key_gets_no_credential_at_all(proxied):
     assert not remote.names() & {"authorization", "x-api-key"}
 
 
-def test_with_the_worker_dead_paid_goes_to_the_remote_and_free_gets_an_error(
-    tmp_path, make_mesh, free_ports, wait_until
-):
-    nowhere = f"http://127.0.0.1:{free_ports(1)[0]}"
-    upstreams = {"OMNISERVE_TTS_OVERFLOW_UPSTREAM": "remote"}
-    settings = {"OMNISERVE_TTS_UPSTREAM": nowhere, "OMNISERVE_OVERFLOW_TIERS": "paid,sub"}
-    with proxied_mesh(tmp_path, make_mesh, free_ports, wait_until, upstreams, **settings) as proxied:
-        for tier in ("paid", "sub"):
-            assert proxied.ask(SPEECH, "json", tier=tier).json()["worker"] == "remote"
-        refused = proxied.ask(SPEECH, "json", tier="free")
-        assert refused.status_code in {502, 503}
-        assert json.loads(refused.content)["error"]["code"] in {"upstream_failed", "no_capacity"}
-        proxied.wait_idle()
+def test_with_the_worker_dead_paid_goes_to_the_remote_and_free_gets_an_error(proxied):
+    """Nobody listens where transcriptions should go; without the local-first setting their overflow is for payers."""
+    assert proxied.ask(TRANSCRIPTION, "json", tier="paid").json()["worker"] == "remote"
+    refused = proxied.ask(TRANSCRIPTION, "json", tier="free")
+    assert refused.status_code in {502, 503}
+    assert refused.json()["error"]["code"] in {"upstream_failed", "no_capacity"}
+    proxied.wait_idle()
