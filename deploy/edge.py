@@ -92,6 +92,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _values(settings: EdgeSettings) -> dict[str, Node]:
+    checks = settings.admission_checks_address or beside(settings.admission_address)
     return {
         "PORT": settings.port,
         "BIND": settings.bind,
@@ -109,9 +110,8 @@ def _values(settings: EdgeSettings) -> dict[str, Node]:
         "FACADE_ENDPOINTS": _endpoints("facade", settings.facade_address),
         "LLM_ENDPOINTS": _endpoints("llm", settings.llm_address),
         "ADMISSION_ENDPOINTS": _endpoints("admission", settings.admission_address),
-        "ADMISSION_CHECKS_ENDPOINTS": _endpoints(
-            "admission_checks", settings.admission_checks_address or beside(settings.admission_address)
-        ),
+        "ADMISSION_CHECKS_ENDPOINTS": _endpoints("admission_checks", checks),
+        "IDENTITY_ENDPOINTS": _endpoints("identity", checks),
         "RELAY_ENDPOINTS": _endpoints("relay", settings.relay_address),
         "ADMIN_ENDPOINTS": _endpoints("envoy_admin", f"127.0.0.1:{settings.admin_port}"),
         "TRACING": _tracing() if settings.otlp_endpoint else None,
