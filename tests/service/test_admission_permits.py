@@ -197,7 +197,7 @@ async def test_running_work_survives_a_kill_of_admission_and_is_not_granted_twic
             status = await admission.status()
             assert (status.permits, status.in_use) == (4, 4)
             assert not waiting.done()
-        await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(waiting, 100)
         await until_free(admission)
 
 
@@ -212,7 +212,7 @@ async def test_a_restart_refuses_nobody_who_waits(tmp_path, free_ports):
             await admission.stop()
             await admission.start()
             await eventually(lambda: permits.connected, "the session is back")
-        await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(waiting, 100)
 
 
 async def _take_and_leave(permits: PermitClient, places: "asyncio.Queue[int] | None" = None) -> None:
@@ -342,7 +342,7 @@ async def test_a_background_holder_is_asked_to_leave_when_somebody_better_waits(
         async with permits.permit(modality="training", tier="paid", principal="a", request_id="r") as training:
             waiting = asyncio.ensure_future(_take_and_leave(permits))
             await asyncio.wait_for(training.yield_requested.wait(), 30)
-        await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(waiting, 100)
 
 
 async def test_a_single_caller_holds_its_permit_by_its_stream(tmp_path, free_ports):
