@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -26,17 +27,32 @@ if os.environ.get("CI"):
 
 ROOT = Path(__file__).resolve().parents[1]
 START_LIMIT_S = 240.0
+# How far above its own port admission listens for Envoy's calls, unless told otherwise.
+BESIDE = 11
+_given: deque[int] = deque(maxlen=200)
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on, below the range that the kernel takes for outgoing connections."""
+    """Return ports that nobody listens on, below the range that the kernel takes for outgoing connections.
+
+    The ports 11 above are free too, since admission answers Envoy there, and none was given out a moment ago.
+    """
     found: list[int] = []
     while len(found) < count:
         port = random.randint(20_000, 31_000)
-        with closing(socket.socket()) as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            found += [port] if port not in found else []
+        if not {port, port + BESIDE} & {*_given, *(each + BESIDE for each in _given)} and all(
+            _is_free(each) for each in (port, port + BESIDE)
+        ):
+            found.append(port)
+            _given.append(port)
     return found
+
+
+def _is_free(port: int) -> bool:
+    with closing(socket.socket()) as probe, suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 def wait_until(condition: Callable[[], object], what: str, limit_s: float = 120.0) -> None:

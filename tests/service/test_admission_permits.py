@@ -41,7 +41,7 @@ class Admission:
             sys.executable, "-m", "services.admission", cwd=ROOT, env=self.environ, stderr=asyncio.subprocess.DEVNULL
         )
         async with self.channel("llm") as channel:
-            await asyncio.wait_for(channel.channel_ready(), 30)
+            await asyncio.wait_for(channel.channel_ready(), 100)
 
     async def kill(self) -> None:
         assert self.process is not None
@@ -52,7 +52,7 @@ class Admission:
         assert self.process is not None
         if self.process.returncode is None:
             self.process.terminate()
-            await asyncio.wait_for(self.process.wait(), 30)
+            await asyncio.wait_for(self.process.wait(), 100)
 
     def channel(self, caller: str) -> grpc.aio.Channel:
         return open_channel(self.address, caller=caller, state_dir=self.state_dir)
@@ -100,7 +100,7 @@ def llm(permits: PermitClient, tier: str = "free", **options: object):
 
 async def eventually(condition: Callable[[], bool], what: str) -> None:
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while not condition():
                 await asyncio.sleep(0.02)
     except TimeoutError:
@@ -108,7 +108,7 @@ async def eventually(condition: Callable[[], bool], what: str) -> None:
 
 
 async def until_free(admission: Admission) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while (now := await admission.status()).permits or now.in_use or now.waiting:
             await asyncio.sleep(0.02)
 
@@ -253,7 +253,7 @@ async def engine(admission: Admission) -> AsyncIterator[asyncio.subprocess.Proce
     )
     try:
         assert process.stdout is not None
-        assert await asyncio.wait_for(process.stdout.readline(), 30) == b"holding\n"
+        assert await asyncio.wait_for(process.stdout.readline(), 100) == b"holding\n"
         yield process
     finally:
         if process.returncode is None:
@@ -293,7 +293,7 @@ async def test_a_restart_waits_for_a_session_that_may_still_run(tmp_path, free_p
             with pytest.raises(DomainError):
                 async with llm(permits, may_wait=False):
                     pass
-            await asyncio.wait_for(_take_and_leave(permits, places), 30)
+            await asyncio.wait_for(_take_and_leave(permits, places), 100)
             assert places.get_nowait() == 1
 
 
@@ -341,7 +341,7 @@ async def test_a_background_holder_is_asked_to_leave_when_somebody_better_waits(
     async with running(tmp_path, free_ports) as admission, client(admission) as permits:
         async with permits.permit(modality="training", tier="paid", principal="a", request_id="r") as training:
             waiting = asyncio.ensure_future(_take_and_leave(permits))
-            await asyncio.wait_for(training.yield_requested.wait(), 30)
+            await asyncio.wait_for(training.yield_requested.wait(), 100)
         await asyncio.wait_for(waiting, 100)
 
 
@@ -392,7 +392,7 @@ async def test_pressure_tells_who_waits_and_that_nobody_does(tmp_path, free_port
         assert not (await reports.read()).pressures
         async with permits.permit(modality="image", tier="free", principal="alice", request_id="r"):
             waiting = asyncio.ensure_future(_take_and_leave(permits))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(100):
                 while not (report := await reports.read()).pressures:
                     pass
             assert [(one.tier, one.modality, one.depth) for one in report.pressures] == [
@@ -400,7 +400,7 @@ async def test_pressure_tells_who_waits_and_that_nobody_does(tmp_path, free_port
             ]
             assert report.free_slots == {"gpu0": 0}
         await waiting
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while (await reports.read()).pressures:
                 pass
         reports.cancel()
