@@ -76,7 +76,7 @@ async def main(settings: AdmissionSettings, owner: Owner) -> None:
     tokens = TokenBook(settings.state_dir)
     authorizer = Authorizer(keys, tokens, settings.policy(), clock.wall)
     the_gate = Gate(keeper, settings.intake())
-    read_gauges = partial(gauges.read, settings.edge_address, settings.operator_token.get_secret_value())
+    read_gauges = partial(gauges.read, settings.edge_address)
     owner.start(count_the_past(keeper, read_gauges), name="the count of the past")
 
     async def drain() -> None:

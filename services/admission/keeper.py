@@ -25,10 +25,6 @@ TOLD_EVERY_S = 0.1
 """How often it is looked who should hear of a place in the line."""
 PROBED_EVERY_S = 0.25
 """How often it is looked whether the process of an absent session is dead."""
-SEEN_AT_ONCE = 1_000
-TOLD_AT_ONCE = 100
-"""So many places are looked at, and so many waiters told, per pool and turn: a long line must not hold up grants."""
-
 
 Hear = Callable[[int, Event], None]
 """Takes the event of a ticket, at once; it must not call the keeper."""

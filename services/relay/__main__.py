@@ -10,6 +10,7 @@ from services.kit.run import run
 from services.kit.server import serve
 from services.relay.adapters.door import read_door
 from services.relay.adapters.free_memory import FreeMemory
+from services.relay.adapters.judge import version_of
 from services.relay.adapters.xds_files import XdsFiles
 from services.relay.api import open_api
 from services.relay.control import Control
@@ -23,12 +24,14 @@ async def main(settings: RelaySettings, owner: Owner) -> None:
     clock, environ = SystemClock(), dict(os.environ)
     live = LiveEndpoints(clock, FreeMemory())
     files = XdsFiles(settings.state_dir.resolve() / "xds")
-    control = Control(settings, read_door(settings.state_dir), files, clock, environ=environ, live=live.applied)
+    door = read_door(settings.state_dir)
+    control = Control(settings, door, files, clock, environ=environ, live=live.applied)
     await control.begin()
     owner.start(control.run(), name="the owner of Envoy's configuration")
     owner.start(live.run(control), name="the owner of live endpoints")
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, control.poke)
-    async with open_api(settings, control, live, clock, environ=environ) as api:
+    version = await version_of(door.envoy)
+    async with open_api(settings, control, live, clock, environ=environ, envoy_version=version) as api:
         await serve(
             name="relay",
             settings=settings,

@@ -43,7 +43,7 @@ async def open_api(
     clock: Clock,
     *,
     environ: Mapping[str, str],
-    envoy_version: str = "",
+    envoy_version: str,
 ) -> AsyncIterator[Api]:
     """Give the API for the length of a block; its connections are closed at the end. `environ` has credentials."""
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every URL, and with it callers' queries

@@ -48,7 +48,7 @@ class RelayServicer(relay_pb2_grpc.RelayServiceServicer):
         clock: Clock,
         *,
         default_ttl_s: int,
-        envoy_version: str = "",
+        envoy_version: str,
         told_every_s: float = _TOLD_EVERY_S,
     ) -> None:
         self._control = control

@@ -254,6 +254,7 @@ async def test_the_status_counts_requests_reuse_and_answers_by_class(rig, relay)
 
 async def test_the_status_names_the_configuration_and_envoy(relay):
     found = await relay.GetStatus(relay_pb2.GetStatusRequest())
+    assert found.envoy_version.count(".") == 2
     assert found.envoy_reachable
     assert not found.draining
     assert found.config_version

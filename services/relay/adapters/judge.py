@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,7 @@ from services.relay.core.render_nodes import Tree
 
 _LIMIT_S: Final = 120.0
 _LONGEST: Final = 2000
+_VERSION: Final = re.compile(r"/(\d+\.\d+\.\d+[^/]*)/")
 
 
 class JudgeError(Exception):
@@ -25,24 +28,30 @@ async def refusal_of(envoy: str, configuration: Tree) -> str | None:
         path = Path(folder) / "whole.yaml"
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
-        status, said = await _run(envoy, path)
+        status, said = await _run([envoy, "--mode", "validate", "-c", str(path), "--log-level", "error"])
     if status == 0:
         return None
     return _reason(said) or f"envoy --mode validate ended with status {status}"
 
 
-async def _run(envoy: str, path: Path) -> tuple[int, str]:
-    command = [envoy, "--mode", "validate", "-c", str(path), "--log-level", "error"]
+async def version_of(envoy: str) -> str:
+    """Return the version of the Envoy that judges, "" when it does not say one. Raises JudgeError."""
+    _, said = await _run([envoy, "--version"])
+    found = _VERSION.search(said.rpartition("version:")[2])
+    return found[1] if found else ""
+
+
+async def _run(command: Sequence[str]) -> tuple[int, str]:
     try:  # Python spawns by vfork; the event loop forks, and a child of a process that speaks gRPC may crash in between
         process = subprocess.Popen(  # noqa: ASYNC220 - takes a millisecond
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
     except OSError as error:
-        raise JudgeError(f"cannot run {envoy} (OMNISERVE_EDGE_ENVOY): {error.strerror or error}") from error
+        raise JudgeError(f"cannot run {command[0]} (OMNISERVE_EDGE_ENVOY): {error.strerror or error}") from error
     try:
         said, _ = await asyncio.to_thread(process.communicate, timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
-        raise JudgeError(f"{envoy} did not judge a configuration within {_LIMIT_S:g} s") from None
+        raise JudgeError(f"{command[0]} did not answer within {_LIMIT_S:g} s") from None
     finally:
         if process.poll() is None:
             process.kill()
