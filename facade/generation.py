@@ -8,6 +8,7 @@ from starlette.types import Receive
 
 from facade.mailbox import Event, Mailbox
 from facade.session import LlmSession
+from facade.translate.failures import Names, as_rest
 from omniserve.llm.v1 import llm_pb2
 from services.kit.errors import DomainError, Reason
 from services.kit.owner import Owner
@@ -17,11 +18,12 @@ class Generation:
     """The prompts of one request, some at once, the others after them. Leaving the block cancels what still runs."""
 
     def __init__(
-        self, session: LlmSession, messages: Sequence[llm_pb2.GenerateSessionRequest], *, at_once: int
+        self, session: LlmSession, messages: Sequence[llm_pb2.GenerateSessionRequest], *, at_once: int, names: Names
     ) -> None:
         self._session = session
         self._messages = messages
         self._at_once = at_once
+        self._names = names
         self._mailbox = Mailbox()
         self._numbers: list[int] = []
         self._done = 0
@@ -33,7 +35,10 @@ class Generation:
 
     async def take(self) -> list[Event]:
         """Wait for events and return all there are. Raises the DomainError that ended the request. Safe to cancel."""
-        events = await self._mailbox.take()
+        try:
+            events = await self._mailbox.take()
+        except DomainError as error:
+            raise as_rest(error, self._names) from None
         for _, event in events:
             if event.HasField("done"):
                 self._done += 1

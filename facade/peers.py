@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from facade.door import Principal
-from facade.translate.failures import as_rest
+from facade.translate.failures import OWN_NAMES, Names, as_rest
 from facade.translate.models import find_model
 from facade.translate.state import plain, troubles
 from omniserve.admission.v1 import admission_pb2, admission_pb2_grpc
@@ -27,7 +27,7 @@ _NAMES_FOR_S: Final = 10.0
 _NAMES_LIMIT_S: Final = 1.0
 
 
-async def _told(call: Awaitable[R], *, peer: str, limit_s: float) -> R:
+async def told(call: Awaitable[R], *, peer: str, limit_s: float, names: Names = OWN_NAMES) -> R:
     """Return the answer of a short call; failures become errors that say nothing about addresses inside the mesh."""
     try:
         return await call
@@ -37,7 +37,7 @@ async def _told(call: Awaitable[R], *, peer: str, limit_s: float) -> R:
         raise DomainError(Reason.LOADING, f"{peer} cannot be reached; it may be starting.")
     if found.reason is Reason.UPSTREAM_TIMEOUT:
         raise DomainError(Reason.UPSTREAM_TIMEOUT, f"{peer} did not answer within {limit_s:g} s.")
-    raise as_rest(found)
+    raise as_rest(found, names)
 
 
 class LlmCalls:
@@ -54,9 +54,11 @@ class LlmCalls:
         """Return the catalogue. Raises DomainError."""
         return await self._ask(self._stub.ListModels, llm_pb2.ListModelsRequest(), principal, self._limit_s)
 
-    async def tokenize(self, request: llm_pb2.TokenizeRequest, principal: Principal) -> llm_pb2.TokenizeResponse:
-        """Return the tokens of a text or chat. Raises DomainError."""
-        return await self._ask(self._stub.Tokenize, request, principal, self._limit_s)
+    async def tokenize(
+        self, request: llm_pb2.TokenizeRequest, principal: Principal, names: Names = OWN_NAMES
+    ) -> llm_pb2.TokenizeResponse:
+        """Return the tokens of a text or chat; errors use `names`. Raises DomainError."""
+        return await self._ask(self._stub.Tokenize, request, principal, self._limit_s, names)
 
     async def detokenize(self, request: llm_pb2.DetokenizeRequest, principal: Principal) -> llm_pb2.DetokenizeResponse:
         """Return the text of tokens. Raises DomainError."""
@@ -64,6 +66,11 @@ class LlmCalls:
 
     async def name_of(self, asked: str, principal: Principal) -> str:
         """Return the catalogue's name of the model asked for, "" being the default; the name as asked when it is unknown."""
+        model = find_model(await self.catalogue(principal), asked)
+        return model.name if model is not None else asked
+
+    async def catalogue(self, principal: Principal) -> tuple[llm_pb2.Model, ...]:
+        """Return the models as known a short while ago; none when llm cannot tell, which a generation then finds out."""
         if self._clock.monotonic() >= self._models_until:
             try:
                 listed = await self._ask(
@@ -74,12 +81,19 @@ class LlmCalls:
             else:
                 self._models = tuple(listed.models)
                 self._models_until = self._clock.monotonic() + _NAMES_FOR_S
-        model = find_model(self._models, asked)
-        return model.name if model is not None else asked
+        return self._models
 
-    async def _ask(self, call: Callable[..., Awaitable[R]], request: Message, who: Principal, limit_s: float) -> R:
+    async def _ask(
+        self,
+        call: Callable[..., Awaitable[R]],
+        request: Message,
+        who: Principal,
+        limit_s: float,
+        names: Names = OWN_NAMES,
+    ) -> R:
         metadata = call_metadata(client=who.client, tier=who.tier, request_id=who.request_id)
-        return await _told(call(request, timeout=limit_s, metadata=metadata), peer="llm", limit_s=limit_s)
+        answer = call(request, timeout=limit_s, metadata=metadata)
+        return await told(answer, peer="llm", limit_s=limit_s, names=names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +156,14 @@ class Peers:
     async def _status_now(self, name: str) -> dict[str, Any]:
         try:
             call = self._status[name](self._status_budget_s)
-            message = await _told(call, peer=name, limit_s=self._status_budget_s)
+            message = await told(call, peer=name, limit_s=self._status_budget_s)
         except DomainError as error:
             known = self._known.get(name)
-            told = {"stale": True, "error": {"reason": error.reason.value, "message": error.message}}
+            stale = {"stale": True, "error": {"reason": error.reason.value, "message": error.message}}
             return (
-                told if known is None else known.status | told | {"age_s": round(self._clock.monotonic() - known.at, 1)}
+                stale
+                if known is None
+                else known.status | stale | {"age_s": round(self._clock.monotonic() - known.at, 1)}
             )
         status = plain(message) | {"stale": False}
         self._known[name] = _Known(status, self._clock.monotonic())

@@ -29,7 +29,6 @@ class _Running:
 
     mailbox: Mailbox
     prompt: int
-    chat: bool
     unsent: llm_pb2.GenerateSessionRequest | None = None
     patience: asyncio.TimerHandle | None = None
 
@@ -77,7 +76,7 @@ class LlmSession:
             )
         self._last_number += 1
         number = message.start.request = self._last_number
-        running = self._running[number] = _Running(mailbox, prompt, message.start.HasField("chat"))
+        running = self._running[number] = _Running(mailbox, prompt)
         if self._closing is not None:
             self._end(number, self._closing)
         elif self._outgoing is not None:
@@ -168,7 +167,7 @@ class LlmSession:
             return  # cancelled meanwhile
         kind = event.WhichOneof("event")
         if kind == "failed":
-            self._end(number, error_of(event.failed, chat=running.chat))
+            self._end(number, error_of(event.failed))
             return
         if kind == "done":
             del self._running[number]

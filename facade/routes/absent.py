@@ -9,13 +9,8 @@ from services.kit.errors import DomainError, Reason
 # Setting that would enable routes, and their paths. Relay has the same table; a test holds the two together.
 ENABLED_BY: Final = {
     "OMNISERVE_LLM_UPSTREAM": (
-        "/v1/engines/{engine}/completions",
         "/v1/responses",
         "/v1/messages",
-        "/api/v1/generate",
-        "/api/v1/generate-large",
-        "/api/v1/autocomplete",
-        "/api/v1/summarization",
     ),
     "OMNISERVE_EMBEDDING_UPSTREAM": ("/v1/embeddings", "/api/v1/feature-extraction", "/v1/rerank"),
     "OMNISERVE_IMAGE_UPSTREAM": (

@@ -1,32 +1,36 @@
-"""POST /v1/chat/completions and /v1/completions."""
+"""POST /v1/chat/completions, /v1/completions and the older /v1/engines/{engine}/completions."""
 
 import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from facade.answering import Answering
 from facade.body import read_request
-from facade.describe import answers, json_body
-from facade.door import Principal, principal_of
-from facade.generation import Generation, watching
-from facade.sse import Pace, StreamedAnswer
-from facade.translate.answers import Head
+from facade.describe import answers, json_body, path_parameter
+from facade.door import principal_of
 from facade.translate.chat import CHAT, Call, read_chat
-from facade.translate.completion import COMPLETION, read_completion
-from facade.translate.stream import ChatStream, CompletionStream, Stream
+from facade.translate.completion import COMPLETION, read_completion, read_engine_completion
+from facade.translate.stream import ChatStream, CompletionStream
 from facade.translate.whole import Whole, WholeChat, WholeCompletion
 from facade.wiring import Facade
-from omniserve.llm.v1 import llm_pb2
 
 
 def router(facade: Facade) -> APIRouter:
     """Return the routes that generate text."""
     routes = APIRouter(tags=["Text"])
-    settings = facade.settings
-    pace = Pace(settings.headers_after_s, settings.comment_every_s)
+    limit_mib = facade.settings.body_limit_mib
+    answering = Answering(facade)
 
-    def streamed(call: Call, principal: Principal, stream: Stream) -> Response:
-        generation = _generation(facade, call, principal)
-        return StreamedAnswer(generation, stream, pace=pace, owner=facade.owner, request_id=principal.request_id)
+    async def whole(request: Request, call: Call, collector: Whole) -> Response:
+        await answering.collect(request, call, collector)
+        return Response(orjson.dumps(collector.result()), media_type="application/json")
+
+    async def completed(request: Request, call: Call) -> Response:
+        principal = principal_of(request.scope)
+        head = await answering.head(call, principal, "cmpl-")
+        if call.stream:
+            return answering.streamed(call, principal, CompletionStream(head, include_usage=call.include_usage))
+        return await whole(request, call, WholeCompletion(head))
 
     @routes.post(
         "/v1/chat/completions",
@@ -36,12 +40,12 @@ def router(facade: Facade) -> APIRouter:
         response_class=Response,
     )
     async def chat(request: Request) -> Response:
-        call = await read_request(request, read_chat, limit_mib=settings.body_limit_mib)
+        call = await read_request(request, read_chat, limit_mib=limit_mib)
         principal = principal_of(request.scope)
-        head = await _head(facade, call, principal, "chatcmpl-")
+        head = await answering.head(call, principal, "chatcmpl-")
         if call.stream:
-            return streamed(call, principal, ChatStream(head, include_usage=call.include_usage))
-        return await _whole(facade, request, call, WholeChat(head))
+            return answering.streamed(call, principal, ChatStream(head, include_usage=call.include_usage))
+        return await whole(request, call, WholeChat(head))
 
     @routes.post(
         "/v1/completions",
@@ -51,47 +55,18 @@ def router(facade: Facade) -> APIRouter:
         response_class=Response,
     )
     async def completions(request: Request) -> Response:
-        call = await read_request(request, read_completion, limit_mib=settings.body_limit_mib)
-        principal = principal_of(request.scope)
-        head = await _head(facade, call, principal, "cmpl-")
-        if call.stream:
-            return streamed(call, principal, CompletionStream(head, include_usage=call.include_usage))
-        return await _whole(facade, request, call, WholeCompletion(head))
+        return await completed(request, await read_request(request, read_completion, limit_mib=limit_mib))
+
+    @routes.post(
+        "/v1/engines/{engine}/completions",
+        summary="Continue texts with the model that the path names",
+        openapi_extra=path_parameter("engine", "Catalogue name or alias.") | json_body(COMPLETION.schema()),
+        responses=answers("text_completion, or with stream its chunks", streams=True),
+        response_class=Response,
+    )
+    async def engine_completions(request: Request) -> Response:
+        engine = request.path_params["engine"]
+        call = await read_request(request, lambda body: read_engine_completion(body, engine), limit_mib=limit_mib)
+        return await completed(request, call)
 
     return routes
-
-
-async def _head(facade: Facade, call: Call, principal: Principal, prefix: str) -> Head:
-    model = await facade.llm.name_of(call.model, principal)
-    return Head(prefix + principal.request_id, int(facade.clock.wall()), model, call.choices)
-
-
-def _generation(facade: Facade, call: Call, principal: Principal) -> Generation:
-    messages = [_start(each, principal) for each in call.requests]
-    return Generation(facade.session, messages, at_once=facade.settings.prompts_at_once)
-
-
-async def _whole(facade: Facade, request: Request, call: Call, whole: Whole) -> Response:
-    waiting = _generation(facade, call, principal_of(request.scope))
-    with waiting as generation, watching(facade.owner, request.receive, generation):
-        while not generation.finished:
-            for prompt, event in await generation.take():
-                if event.HasField("output"):
-                    whole.output(prompt, event.output)
-                elif event.HasField("done"):
-                    whole.done(prompt, event.done)
-    return Response(orjson.dumps(whole.result()), media_type="application/json")
-
-
-def _start(
-    request: llm_pb2.ChatRequest | llm_pb2.CompleteRequest, principal: Principal
-) -> llm_pb2.GenerateSessionRequest:
-    message = llm_pb2.GenerateSessionRequest()
-    start = message.start
-    if isinstance(request, llm_pb2.ChatRequest):
-        start.chat.CopyFrom(request)
-    else:
-        start.complete.CopyFrom(request)
-    start.client, start.tier = principal.client, principal.tier
-    start.request_id, start.traceparent = principal.request_id, principal.traceparent
-    return message

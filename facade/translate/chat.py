@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from facade.translate.failures import CHAT_NAMES, OWN_NAMES, Names
 from facade.translate.fields import AnyObject, Boolean, Choice, Custom, Integer, refuse
 from facade.translate.messages import MESSAGES, unsupported
 from facade.translate.options import INT32_MAX, SHARED_FIELDS, WITHOUT_EFFECT, Values, options_of
@@ -18,7 +19,8 @@ _MAX_TEMPLATE_DEPTH = 16
 class Call:
     """What a request asks for: one contract request for each prompt, and how to answer.
 
-    `model` is the name as asked, "" for the default. `choices` counts the answers to one prompt.
+    `model` is the name as asked, "" for the default. `choices` counts the answers to one prompt. `names` tell errors what
+    the caller calls the contract's fields.
     """
 
     requests: tuple[llm_pb2.ChatRequest | llm_pb2.CompleteRequest, ...]
@@ -26,6 +28,7 @@ class Call:
     choices: int
     stream: bool
     include_usage: bool
+    names: Names = OWN_NAMES
 
 
 def _unsupported(message: str) -> Custom:
@@ -94,6 +97,7 @@ def read_chat(body: Mapping[str, Any]) -> Call:
         choices=values.get("n", 1),
         stream=values.get("stream", False),
         include_usage=values.get("stream_options", {}).get("include_usage", False),
+        names=CHAT_NAMES,
     )
 
 

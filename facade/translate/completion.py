@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from facade.translate.chat import Call
-from facade.translate.fields import Boolean, Custom, Integer, Text, check_length, refuse, wrong_type
+from facade.translate.fields import Boolean, Custom, Integer, Text, check_length, refuse, shown, wrong_type
 from facade.translate.messages import TOKEN, unsupported
 from facade.translate.options import INT32_MAX, MAX_CHOICES, SHARED_FIELDS, WITHOUT_EFFECT, options_of
 from facade.translate.record import Field, record
@@ -66,6 +66,14 @@ COMPLETION = record(
     ),
     WITHOUT_EFFECT,
 )
+
+
+def read_engine_completion(body: Mapping[str, Any], engine: str) -> Call:
+    """Translate a body whose model is named by the path; DomainError as read_completion, or when the two differ."""
+    model = body.get("model")
+    if model not in (None, engine):
+        refuse("model", f"is {shown(model)} while the path names '{engine[:60]}'; leave one out")
+    return read_completion({**body, "model": engine})
 
 
 def read_completion(body: Mapping[str, Any]) -> Call:

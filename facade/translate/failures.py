@@ -1,5 +1,11 @@
 """Failures of llm become errors that speak of the fields of the REST request."""
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
 from omniserve.llm.v1 import llm_pb2
 from services.kit.errors import DomainError, Reason
 
@@ -23,31 +29,67 @@ def rest_field(path: str) -> str:
     return path
 
 
-def as_rest(error: DomainError) -> DomainError:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the caller's request a message of the contract comes from, and each of its parts."""
+
+    message: str
+    parts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What one request's caller calls the fields of the contract.
+
+    `fields`: names beside those of completions, by these. `messages`: where the contract's messages come from, if they
+    are not the caller's own.
+    """
+
+    fields: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    messages: tuple[Place, ...] = ()
+
+    def of(self, path: str) -> str:
+        """Return the caller's name of a field that the contract names by its path."""
+        path = rest_field(path)
+        found = _MESSAGE.match(path)
+        if found and int(found["message"]) < len(self.messages):
+            place = self.messages[int(found["message"])]
+            part = int(found["part"]) if found["part"] else len(place.parts)
+            return place.parts[part] if part < len(place.parts) else place.message
+        top = _TOP.match(path)
+        name = top.group() if top else path
+        return self.fields.get(name, name) + path.removeprefix(name)
+
+
+_MESSAGE: Final = re.compile(r"messages\[(?P<message>\d{1,9})\](?:\.content\[(?P<part>\d{1,9})\])?")
+_TOP: Final = re.compile(r"[^.\[]+")
+OWN_NAMES: Final = Names()
+CHAT_NAMES: Final = Names({"prompt": "messages"})
+"""The prompt of a chat is made of its messages."""
+
+
+def as_rest(error: DomainError, names: Names) -> DomainError:
     """Return the error with the caller's own field names, in the sentence too; an unknown model gets OpenAI's code."""
     field, message, metadata = error.field, error.message, dict(error.metadata)
     if field is not None:
-        renamed = rest_field(field)
+        renamed = names.of(field)
         message, field = message.replace(f"'{field}'", f"'{renamed}'"), renamed
     if error.reason is Reason.NOT_FOUND and field == "model":
         metadata["code"] = "model_not_found"
     return DomainError(error.reason, message, field=field, retry_after_ms=error.retry_after_ms, metadata=metadata)
 
 
-def error_of(failed: llm_pb2.Failed, *, chat: bool) -> DomainError:
-    """Return the error that ended a request of a session; the prompt of a chat is made of its messages."""
+def error_of(failed: llm_pb2.Failed) -> DomainError:
+    """Return the error that ended a request of a session, with the contract's field names."""
     try:
         reason = Reason(failed.reason)
     except ValueError:  # a newer llm may know more reasons than we do
         reason = Reason.INTERNAL
-    field = failed.field if failed.HasField("field") else None
-    return as_rest(
-        DomainError(
-            reason,
-            failed.message,
-            field="messages" if chat and field == "prompt" else field,
-            retry_after_ms=failed.retry_after_ms if failed.HasField("retry_after_ms") else None,
-        )
+    return DomainError(
+        reason,
+        failed.message,
+        field=failed.field if failed.HasField("field") else None,
+        retry_after_ms=failed.retry_after_ms if failed.HasField("retry_after_ms") else None,
     )
 
 

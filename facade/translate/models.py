@@ -1,7 +1,7 @@
 """GET /v1/models: the catalogue in OpenAI's shape, with what we know beyond it under `omniserve`."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from omniserve.llm.v1 import llm_pb2
 
@@ -33,6 +33,20 @@ def model_object(model: llm_pb2.Model) -> dict[str, Any]:
 
 def _word(name: str, prefix: str) -> str:
     return name.removeprefix(prefix).lower()
+
+
+BEST: Final = "best"
+"""Asks for the default model, unless the catalogue has one of this name."""
+
+
+def choose_model(models: Sequence[llm_pb2.Model], asked: str, *, largest: bool) -> str:
+    """Return the model to ask llm for, "" being the default. `largest`: take the largest when none is named."""
+    if asked == BEST and find_model(models, BEST) is None:
+        asked = ""
+    candidates = [model for model in models if model.kind == llm_pb2.MODEL_KIND_CHAT]
+    if asked or not largest or not candidates:
+        return asked
+    return max(candidates, key=lambda model: (model.parameters, model.size_mib)).name
 
 
 def model_list(response: llm_pb2.ListModelsResponse) -> dict[str, Any]:

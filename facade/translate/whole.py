@@ -36,17 +36,19 @@ class _Call:
 
 
 @dataclass(slots=True)
-class _Choice:
-    """What one choice has gained so far."""
+class GainedChoice:
+    """What one choice has gained so far. `end`: its last delta, once that is there."""
 
     texts: list[str] = field(default_factory=list)
     reasonings: list[str] = field(default_factory=list)
     calls: dict[int, _Call] = field(default_factory=dict)
     logprobs: list[llm_pb2.TokenLogprob] = field(default_factory=list)
     before_logprobs: int | None = None
-    finish: str | None = None
+    tokens: int = 0
+    end: llm_pb2.ChoiceDelta | None = None
 
     def take(self, delta: llm_pb2.ChoiceDelta) -> None:
+        """Add what was gained."""
         if delta.logprobs and self.before_logprobs is None:  # an echoed prompt comes without any
             self.before_logprobs = sum(len(text) for text in self.texts)
         self.texts.append(delta.text)
@@ -57,47 +59,55 @@ class _Choice:
             call = self.calls.setdefault(piece.index, _Call())
             call.id, call.name = call.id or piece.id, call.name or piece.name
             call.arguments.append(piece.arguments_json)
-        self.finish = finish_word(delta.finish_reason) or self.finish
+        self.tokens += delta.tokens
+        if delta.finish_reason:
+            self.end = delta
+
+    @property
+    def finish(self) -> str | None:
+        """OpenAI's word for how it ended; None while it has not."""
+        return finish_word(self.end.finish_reason) if self.end is not None else None
 
     @property
     def text(self) -> str:
+        """All text so far."""
         return "".join(self.texts)
 
 
-class _Collected:
+class Collected:
     """The choices of all prompts and their counts."""
 
     def __init__(self, head: Head) -> None:
-        self._head = head
-        self._choices: dict[int, _Choice] = {}
-        self._usages: list[llm_pb2.Usage] = []
+        self.head = head
+        self.choices: dict[int, GainedChoice] = {}
+        self.usages: list[llm_pb2.Usage] = []
 
     def output(self, prompt: int, output: llm_pb2.Output) -> None:
         """As Whole.output."""
         for delta in output.choices:
-            index = prompt * self._head.choices + delta.index
-            self._choices.setdefault(index, _Choice()).take(delta)
+            index = prompt * self.head.choices + delta.index
+            self.choices.setdefault(index, GainedChoice()).take(delta)
 
     def done(self, prompt: int, done: llm_pb2.Done) -> None:
         """As Whole.done."""
-        first = prompt * self._head.choices
-        mine = range(first, first + self._head.choices)
-        require_ends([index for index in mine if index in self._choices and self._choices[index].finish], len(mine))
-        self._usages.append(done.usage)
+        first = prompt * self.head.choices
+        mine = range(first, first + self.head.choices)
+        require_ends([index for index in mine if index in self.choices and self.choices[index].finish], len(mine))
+        self.usages.append(done.usage)
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self._head.id,
+            "id": self.head.id,
             "object": kind,
-            "created": self._head.created,
-            "model": self._head.model,
+            "created": self.head.created,
+            "model": self.head.model,
             "choices": choices,
-            "usage": usage_object(self._usages),
-            "omniserve": timings_object(self._usages),
+            "usage": usage_object(self.usages),
+            "omniserve": timings_object(self.usages),
         }
 
 
-class WholeChat(_Collected):
+class WholeChat(Collected):
     """A chat's answer."""
 
     def result(self) -> dict[str, Any]:
@@ -109,12 +119,12 @@ class WholeChat(_Collected):
                 "logprobs": chat_logprobs(choice.logprobs) if choice.logprobs else None,
                 "finish_reason": choice.finish,
             }
-            for index, choice in sorted(self._choices.items())
+            for index, choice in sorted(self.choices.items())
         ]
         return self._object("chat.completion", choices)
 
 
-def _message(choice: _Choice) -> dict[str, Any]:
+def _message(choice: GainedChoice) -> dict[str, Any]:
     text = choice.text
     message: dict[str, Any] = {"role": "assistant", "content": text if text or not choice.calls else None}
     message["refusal"] = None
@@ -132,7 +142,7 @@ def _message(choice: _Choice) -> dict[str, Any]:
     return message
 
 
-class WholeCompletion(_Collected):
+class WholeCompletion(Collected):
     """A completion's answer."""
 
     def result(self) -> dict[str, Any]:
@@ -146,6 +156,6 @@ class WholeCompletion(_Collected):
                 else None,
                 "finish_reason": choice.finish,
             }
-            for index, choice in sorted(self._choices.items())
+            for index, choice in sorted(self.choices.items())
         ]
         return self._object("text_completion", choices)

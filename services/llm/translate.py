@@ -32,6 +32,7 @@ _SCALARS: Final = (
 )
 _FINISH: Final[Mapping[str, pb.FinishReason.ValueType]] = {
     "stop": pb.FINISH_REASON_STOP,
+    "sentences": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
     "min_probability": pb.FINISH_REASON_MIN_PROBABILITY,
 }
@@ -54,6 +55,7 @@ def options(message: pb.Options) -> AskedOptions:
         stop=tuple(limits.stop),
         ignore_eos=limits.ignore_eos,
         min_probability=limits.min_probability if limits.HasField("min_probability") else None,
+        max_sentences=limits.max_sentences if limits.HasField("max_sentences") else None,
         choices=message.n if message.HasField("n") else None,
         logprobs=message.logprobs,
         top_logprobs=message.top_logprobs,
@@ -72,8 +74,6 @@ def _unsupported(message: pb.Options) -> list[str]:
         found.append("options.adapters")
     if message.speculate:
         found.append("options.speculate")
-    if message.limits.HasField("max_sentences"):
-        found.append("options.limits.max_sentences")
     return found
 
 
@@ -156,6 +156,7 @@ def output(deltas: Sequence[Delta]) -> pb.Output:
 
 def _finish(choice: pb.ChoiceDelta, finish: Finish) -> None:
     choice.finish_reason = _FINISH[finish.reason]
+    choice.sentence_limit = finish.reason == "sentences"
     if finish.stop_string is not None:
         choice.stop_string = finish.stop_string
 

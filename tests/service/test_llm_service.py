@@ -232,7 +232,7 @@ BAD = {
     "top without logprobs": (chat(top_logprobs=3), Reason.INVALID_REQUEST, "options.top_logprobs"),
     "many stops": (chat(limits={"stop": ["x"] * 17}), Reason.INVALID_REQUEST, "options.limits.stop"),
     "empty stop": (chat(limits={"stop": ["a", ""]}), Reason.INVALID_REQUEST, "options.limits.stop[1]"),
-    "sentences": (chat(limits={"max_sentences": 2}), Reason.UNSUPPORTED, "options.limits.max_sentences"),
+    "sentences": (chat(limits={"max_sentences": 0}), Reason.INVALID_REQUEST, "options.limits.max_sentences"),
     "schema": (
         chat(structure=pb.Structure(json_object=pb.JsonObject())),
         Reason.UNSUPPORTED,

@@ -47,6 +47,7 @@ class AskedOptions:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     min_probability: float | None = None
+    max_sentences: int | None = None
     choices: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
@@ -64,6 +65,7 @@ class Options:
     stop: tuple[str, ...]
     ignore_eos: bool
     min_probability: float
+    max_sentences: int
     choices: int
     logprobs: int
     reuse: bool
@@ -131,6 +133,8 @@ def check_options(asked: AskedOptions, *, vocabulary: int, defaults: Sampling) -
         raise _refusal("options.top_logprobs", f"is {asked.top_logprobs}, but 'options.logprobs' is false")
     min_probability = asked.min_probability or 0.0
     _check("options.limits.min_probability", min_probability, _Range(0, 1))
+    if asked.max_sentences is not None:
+        _check("options.limits.max_sentences", asked.max_sentences, _Range(1, 2**32 - 1))
     _check_stops(asked.stop)
     return Options(
         sampling=_sampling(asked.sampling, vocabulary, defaults),
@@ -138,6 +142,7 @@ def check_options(asked: AskedOptions, *, vocabulary: int, defaults: Sampling) -
         stop=asked.stop,
         ignore_eos=asked.ignore_eos,
         min_probability=min_probability,
+        max_sentences=asked.max_sentences or 0,
         choices=choices,
         logprobs=asked.top_logprobs if asked.logprobs else -1,
         reuse=asked.cache_prompt is not False,
@@ -166,6 +171,7 @@ def fit_context(options: Options, *, prompt_tokens: int, context_tokens: int) ->
         stop=options.stop,
         ignore_eos=options.ignore_eos,
         min_probability=options.min_probability,
+        max_sentences=options.max_sentences,
     )
 
 

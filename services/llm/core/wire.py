@@ -56,12 +56,16 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
-    """When a generation ends. `max_tokens`: decided by the service, so that prompt and answer fit the context."""
+    """When a generation ends. `max_tokens`: decided by the service, so that prompt and answer fit the context.
+
+    `max_sentences`: 0 for as many as come.
+    """
 
     max_tokens: int
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     min_probability: float = 0.0
+    max_sentences: int = 0
 
 
 # ---- service -> engine host ----------------------------------------------------------------------------------
@@ -155,7 +159,7 @@ class Logprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True):
-    """The end of a choice. `reason`: stop, length or min_probability."""
+    """The end of a choice. `reason`: stop, sentences, length or min_probability."""
 
     reason: str
     stop_string: str | None

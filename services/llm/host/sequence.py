@@ -7,6 +7,7 @@ import numpy as np
 
 from services.llm.core.choose import Likelihood
 from services.llm.core.room import Claim
+from services.llm.core.sentences import SentenceLimit
 from services.llm.core.stops import StopMatcher
 from services.llm.core.utf8 import Utf8Stream
 from services.llm.core.wire import Delta, Finish, Logprob, Submit
@@ -51,7 +52,7 @@ class Sequence:
     """State of a choice. `cells`: its sequence number in the cache; `computed`: tokens whose cells are there."""
 
     __slots__ = (
-        "_log_likelihood", "_said", "_stops", "_text", "_unsent", "_unsent_logprobs", "_unsent_tokens", "arrival", "cached",
+        "_log_likelihood", "_said", "_sentences", "_stops", "_text", "_unsent", "_unsent_logprobs", "_unsent_tokens", "arrival", "cached",
         "cells", "choice", "chooser", "claim", "computed", "finish", "generated", "leader", "limits", "logprobs", "pending",
         "prompt", "saved", "submit", "wants_likelihood",
     )  # fmt: skip
@@ -74,6 +75,7 @@ class Sequence:
         self.wants_likelihood = submit.logprobs >= 0 or submit.limits.min_probability > 0.0
         self._text = Utf8Stream()
         self._stops = StopMatcher(submit.limits.stop) if submit.limits.stop else None
+        self._sentences = SentenceLimit(submit.limits.max_sentences) if submit.limits.max_sentences else None
         self._said = False
         self._unsent: list[str] = []
         self._unsent_tokens = 0
@@ -109,11 +111,8 @@ class Sequence:
         text = spelling.text(token)
         if text is None or self._text.open:
             text = self._text.push(spelling.piece(token))
-        if self._stops is not None:
-            text = self._stops.push(text)
-        if text:
-            self._unsent.append(text)
-        if self._stops is not None and self._stops.hit is not None:
+        text = self._show(text)
+        if self._ended_by_text:
             return self._end("stop")
         if len(self.generated) >= self.limits.max_tokens:
             return self._end("length")
@@ -127,18 +126,32 @@ class Sequence:
             best = tuple(Logprob(each, spelling.piece(each), value) for each, value in likelihood.best)
             self._unsent_logprobs.append(Logprob(token, spelling.piece(token), likelihood.chosen, best))
 
+    def _show(self, text: str, *, last: bool = False) -> str:
+        """Add text to what is shown, as far as stop strings and sentences allow. Returns what was added."""
+        if self._stops is not None:
+            text = self._stops.push(text)
+            text += self._stops.end() if last else ""
+        if self._sentences is not None:
+            text = self._sentences.push(text)
+        if text:
+            self._unsent.append(text)
+        return text
+
+    @property
+    def _ended_by_text(self) -> bool:
+        return (self._stops is not None and self._stops.hit is not None) or (
+            self._sentences is not None and self._sentences.hit
+        )
+
     def _end(self, reason: str) -> bool:
-        hit = self._stops.hit if self._stops is not None else None
-        if hit is None:
-            rest = self._text.end()
-            if self._stops is not None:
-                rest = self._stops.push(rest)
-                hit = self._stops.hit
-                rest += self._stops.end() if hit is None else ""
-            if rest:
-                self._unsent.append(rest)
+        if not self._ended_by_text:
+            self._show(self._text.end(), last=True)
+        enough = self._sentences is not None and self._sentences.hit
+        hit = self._stops.hit if self._stops is not None and not enough else None
+        if hit is not None:
+            reason = "stop"
         self.finish = Finish(
-            reason="stop" if hit is not None else reason,
+            reason="sentences" if enough else reason,
             stop_string=hit,
             prompt_tokens=len(self.prompt),
             cached_tokens=self.cached,

@@ -48,13 +48,13 @@ def _route(
 _TEXT: Final = (
     _route("llm.chat", "/v1/chat/completions", "llm", "llm", embedded=True),
     _route("llm.completions", "/v1/completions", "llm", "llm", embedded=True),
-    _route("llm.engine_completions", "/v1/engines/{engine}/completions", "llm", "llm"),
+    _route("llm.engine_completions", "/v1/engines/{engine}/completions", "llm", "llm", embedded=True),
     _route("llm.responses", "/v1/responses", "llm", "llm"),
     _route("llm.messages", "/v1/messages", "llm", "llm"),
-    _route("llm.generate", "/api/v1/generate", "llm", "llm"),
-    _route("llm.generate_large", "/api/v1/generate-large", "llm", "llm"),
-    _route("llm.autocomplete", "/api/v1/autocomplete", "llm", "llm"),
-    _route("llm.summarization", "/api/v1/summarization", "llm", "llm"),
+    _route("llm.generate", "/api/v1/generate", "llm", "llm", embedded=True),
+    _route("llm.generate_large", "/api/v1/generate-large", "llm", "llm", embedded=True),
+    _route("llm.autocomplete", "/api/v1/autocomplete", "llm", "llm", embedded=True),
+    _route("llm.summarization", "/api/v1/summarization", "llm", "llm", embedded=True),
     _route("llm.tokenize", "/tokenize", "llm", "llm", embedded=True),
     _route("llm.detokenize", "/detokenize", "llm", "llm", embedded=True),
 )

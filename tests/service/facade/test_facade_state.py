@@ -105,6 +105,11 @@ async def test_the_description_has_the_fields_that_requests_are_parsed_by(mesh):
     assert set(description["paths"]) == {
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/engines/{engine}/completions",
+        "/api/v1/generate",
+        "/api/v1/generate-large",
+        "/api/v1/autocomplete",
+        "/api/v1/summarization",
         "/v1/models",
         "/v1/models/{model}",
         "/tokenize",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from facade.translate.answers import Head, usage_object
-from facade.translate.failures import error_of, rest_field
+from facade.translate.failures import CHAT_NAMES, OWN_NAMES, Names, Place, as_rest, error_of, rest_field
 from facade.translate.stream import DONE, ChatStream, CompletionStream
 from facade.translate.whole import WholeChat, WholeCompletion
 from omniserve.llm.v1 import llm_pb2
@@ -184,11 +184,27 @@ def test_the_saving_of_the_prefix_cache_is_told_in_openais_place_and_in_ours():
 def test_the_contracts_fields_are_told_by_the_callers_names(theirs, ours):
     assert rest_field(theirs) == ours
     failed = llm_pb2.Failed(reason="invalid_request", message=f"'{theirs}' is wrong", field=theirs)
-    error = error_of(failed, chat=False)
+    error = as_rest(error_of(failed), OWN_NAMES)
     assert (error.field, error.message) == (ours, f"'{ours}' is wrong")
 
 
 def test_the_prompt_of_a_chat_is_its_messages():
     failed = llm_pb2.Failed(reason="context_length_exceeded", message="9 tokens, 8 fit", field="prompt")
-    error = error_of(failed, chat=True)
+    error = as_rest(error_of(failed), CHAT_NAMES)
     assert (error.reason, error.field) == (Reason.CONTEXT_LENGTH_EXCEEDED, "messages")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("options.limits.stop[2]", "stop_sequences[2]"),
+        ("messages[0].content[0].media", "system"),
+        ("messages[1].content[1].media", "messages[0].content[3]"),
+        ("messages[1].tool_calls", "messages[0]"),
+        ("messages[9].content", "input[9].content"),
+        ("messages", "input"),
+    ],
+)
+def test_a_route_with_names_of_its_own_is_told_by_those(theirs, ours):
+    places = (Place("system"), Place("messages[0]", ("messages[0].content[0]", "messages[0].content[3]")))
+    assert Names({"stop": "stop_sequences", "messages": "input"}, places).of(theirs) == ours
