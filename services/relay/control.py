@@ -10,6 +10,7 @@ from services.kit.clock import Clock
 from services.kit.config import ConfigError, Fault
 from services.kit.keyring import KeyringError, Version, keyring_path
 from services.relay.adapters.door import Door
+from services.relay.adapters.former import FormerInputs
 from services.relay.adapters.judge import JudgeError, refusal_of
 from services.relay.adapters.xds_files import XdsFiles
 from services.relay.core.model import RelayInputs
@@ -27,10 +28,6 @@ _ROUTE_IDS: Final = frozenset(spec.route_id for spec in ROUTES)
 _log = telemetry.logger(__name__)
 
 Live = Callable[[RelayInputs], RelayInputs]
-
-
-class RefusedError(Exception):
-    """Envoy does not take the first settings; the message has its words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +48,7 @@ class Control:
         settings: RelaySettings,
         door: Door,
         files: XdsFiles,
+        former: FormerInputs,
         clock: Clock,
         *,
         environ: Mapping[str, str],
@@ -59,6 +57,7 @@ class Control:
         self._settings = settings
         self._door = door
         self._files = files
+        self._former = former
         self._clock = clock
         self._environ = environ
         self._live = live
@@ -74,15 +73,19 @@ class Control:
         return self._state
 
     async def begin(self) -> None:
-        """Put the first settings in force. Raises ConfigError, KeyringError, JudgeError, RefusedError, OSError.
+        """Put the first settings in force; where they cannot be used, those that a former process had in force.
 
-        Envoy goes on with what a former process left, if these cannot be used.
+        Raises ConfigError when there are none either, OSError.
         """
-        inputs = self.read()
-        rendered = self.render(inputs)
-        if (refused := await self.judge(rendered)) is not None:
-            raise RefusedError(f"Envoy refuses the configuration: {refused}")
-        await self._adopt(inputs, rendered)
+        found = self._wanted()
+        if isinstance(found, RelayInputs):
+            rendered = self.render(found)
+            refused = await self._refused(rendered)
+            if refused is None:
+                await self._adopt(found, rendered)
+                return
+            found = (refused,)
+        await self._go_on(found)
 
     async def run(self) -> None:
         """Follow the files and the wishes, for ever."""
@@ -141,36 +144,69 @@ class Control:
         path = self._settings.config
         return keyring.version(keyring_path(self._settings.state_dir)), None if path is None else keyring.version(path)
 
+    def _wanted(self) -> RelayInputs | tuple[Fault, ...]:
+        """Return what the settings ask for now, or what is wrong with them."""
+        try:
+            return self.read()
+        except ConfigError as error:
+            return error.faults
+        except KeyringError as error:
+            return (Fault("", None, "", str(error)),)
+
+    async def _go_on(self, problems: tuple[Fault, ...]) -> None:
+        """Go on with what a former process had in force. Raises ConfigError when there is nothing of the kind."""
+        inputs = self._former.read()
+        if inputs is None:
+            raise ConfigError(problems)
+        inputs = self._guarded(inputs)
+        rendered = self.render(inputs)
+        # What Envoy runs already needs no judgement; another static half, or the first key, makes it new.
+        if not self._files.say(rendered) and await self._refused(rendered) is not None:
+            raise ConfigError(problems)
+        await self._adopt(inputs, rendered)
+        self._tell(problems)
+
     async def _refresh(self) -> None:
         """Put in force what can be. What is refused is told, and what was in force stays."""
-        problems: tuple[Fault, ...] = ()
-        inputs = self.state.inputs
-        try:
-            inputs = self.read()
-        except ConfigError as error:
-            problems = error.faults
-        except KeyringError as error:
-            problems = (Fault("", None, "", str(error)),)
+        found = self._wanted()
+        problems = () if isinstance(found, RelayInputs) else found
+        inputs = found if isinstance(found, RelayInputs) else self._guarded(self.state.inputs)
         rendered = self.render(inputs)
         if rendered.version == self.state.rendered.version:
             self._state = replace(self.state, inputs=inputs)
         elif (refused := await self._refused(rendered)) is None:
             await self._adopt(inputs, rendered)
         else:
-            problems = (*problems, Fault("", None, "", refused))
+            problems = (*problems, refused)
+        self._tell(problems)
+
+    def _tell(self, problems: tuple[Fault, ...]) -> None:
         if problems and problems != self.state.problems:
             _log.error("settings refused; those before stay in force", problems=[str(each) for each in problems])
         self._state = replace(self.state, problems=problems)
 
-    async def _refused(self, rendered: Rendered) -> str | None:
+    def _guarded(self, inputs: RelayInputs) -> RelayInputs:
+        """Return inputs of before that check callers if there are keys now: other faults must not keep the door open."""
+        try:
+            has_keys = bool(keyring.read(keyring_path(self._settings.state_dir)))
+        except KeyringError:
+            has_keys = True
+        return replace(
+            inputs,
+            authenticate_public=inputs.authenticate_public or has_keys or self._settings.secret is not None,
+            authenticate_operator=inputs.authenticate_operator or self._settings.operator_token is not None,
+        )
+
+    async def _refused(self, rendered: Rendered) -> Fault | None:
         try:
             said = await self.judge(rendered)
         except JudgeError as error:
-            return str(error)
-        return None if said is None else f"Envoy refuses the configuration: {said}"
+            return Fault("", None, "", str(error))
+        return None if said is None else Fault("", None, "", f"Envoy refuses the configuration: {said}")
 
     async def _adopt(self, inputs: RelayInputs, rendered: Rendered) -> None:
         await self._files.put(rendered)
+        self._former.write(inputs)
         self._state = State(inputs, rendered, applied_unix_ms=int(self._clock.wall() * 1000))
         proxied = [each.spec.route_id for each in rendered.plan if each.target is Target.PROXIED]
         _log.info("configuration in force", version=rendered.version, proxied_routes=len(proxied))

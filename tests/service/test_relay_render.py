@@ -20,6 +20,7 @@ from omniserve.relay.v1 import relay_pb2, relay_pb2_grpc
 from services.kit.channels import open_channel
 from services.kit.tokens import ensure_token
 from services.relay.adapters.door import DoorError, read_door
+from services.relay.adapters.former import FormerInputs
 from services.relay.adapters.judge import JudgeError, refusal_of
 from services.relay.adapters.xds_files import XdsFiles
 from services.relay.core.model import (
@@ -194,9 +195,12 @@ async def test_a_cluster_leaves_after_the_routes_that_led_there_also_when_a_form
 # ---- the process --------------------------------------------------------------------------------------------------
 
 
+KEY = {"name": "ci", "sha256": "0" * 64, "tier": "sub", "created": 1.0, "expires": None, "revoked": None}
+
+
 @contextmanager
-def relay(state_dir, port, **settings):
-    edge.write(EdgeSettings(state_dir=state_dir, envoy=ENVOY))
+def relay(state_dir, port, edge_settings=None, **settings):
+    edge.write(EdgeSettings(state_dir=state_dir, envoy=ENVOY, **(edge_settings or {})))
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMNISERVE_", "OTEL_"))}
     environ = {
         "OMNISERVE_STATE_DIR": str(state_dir),
@@ -204,14 +208,17 @@ def relay(state_dir, port, **settings):
         "OMNISERVE_DRAIN_GRACE_S": "1",
         **settings,
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "services.relay"], cwd=ROOT, env={**clean, **environ}, stderr=subprocess.PIPE
-    )
+    log = state_dir / "relay.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "services.relay"], cwd=ROOT, env={**clean, **environ}, stdout=output, stderr=output
+        )
+    process.log = log
     try:
         yield process
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.wait(30)
 
 
 def status(state_dir, port):
@@ -270,21 +277,105 @@ def test_the_first_key_closes_the_public_listener(tmp_path, free_ports, wait_unt
     with relay(tmp_path, port):
         wait_until(public.exists, "relay has written its files")
         assert "listener: public" not in public.read_text()
-        key = {"name": "ci", "sha256": "0" * 64, "tier": "sub", "created": 1.0, "expires": None, "revoked": None}
-        (tmp_path / "keys.json").write_text(json.dumps({"keys": [key]}))
+        (tmp_path / "keys.json").write_text(json.dumps({"keys": [KEY]}))
         wait_until(lambda: "listener: public" in public.read_text(), "callers are checked")
 
 
-def test_a_configuration_that_envoy_refuses_ends_the_start_and_leaves_the_former_one(tmp_path, free_ports, wait_until):
+BAD_AUTHORITY = "upstreams:\n  tts:\n    local: {endpoints: ['https://10.0.0.1'], ca: ca.crt}\n"
+ONE_WORKER = "upstreams:\n  tts: {endpoints: ['http://127.0.0.1:9001']}\n"
+UNKNOWN_NAME = "# a comment\nupstreams:\n  tss: {endpoints: ['http://127.0.0.1:9001']}\n"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (UNKNOWN_NAME, 3, "did you mean `tts`"),
+        (BAD_AUTHORITY, None, "Envoy refuses the configuration"),
+        ("a: [", 1, "no YAML"),
+    ],
+)
+def test_a_start_with_a_bad_setting_goes_on_with_what_was_in_force_and_tells_the_line(
+    tmp_path, free_ports, wait_until, case
+):
+    settings, line, words = case
     (port,) = free_ports(1)
-    folder = tmp_path / "xds"
-    with relay(tmp_path, port):
+    folder, config = tmp_path / "xds", tmp_path / "omniserve.yaml"
+    (tmp_path / "ca.crt").write_text("no certificate")
+    config.write_text(ONE_WORKER)
+    with relay(tmp_path, port, OMNISERVE_CONFIG=str(config)):
         wait_until(lambda: status(tmp_path, port), "relay serves")
+        version = status(tmp_path, port).config_version
     before = {path.name: path.read_text() for path in folder.iterdir()}
+    assert (tmp_path / "relay.json").stat().st_mode & 0o777 == 0o600
+
+    config.write_text(settings)
+    with relay(tmp_path, port, OMNISERVE_CONFIG=str(config)) as process:
+        wait_until(lambda: status(tmp_path, port), "relay serves all the same")
+        told = status(tmp_path, port)
+        assert told.config_version == version
+        assert [each.name for each in told.upstreams] == ["tts"]
+        assert [each.line or None for each in told.problems] == [line]
+        assert words in told.problems[0].message
+        assert {path.name: path.read_text() for path in folder.iterdir()} == before
+
+        config.write_text("upstreams:\n  stt: {endpoints: ['http://127.0.0.1:9001']}\n")
+        wait_until(lambda: upstreams_in(folder) == {"stt"}, "the mended settings are in force")
+        wait_until(lambda: not status(tmp_path, port).problems, "and nothing is wrong any more")
+    log = process.log.read_text()
+    assert "settings refused; those before stay in force" in log
+    assert words in log
+    assert line is None or f"omniserve.yaml:{line}" in log
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"), [(UNKNOWN_NAME, "did you mean `tts`"), (BAD_AUTHORITY, "Envoy refuses")]
+)
+def test_a_first_start_with_a_bad_setting_ends_with_a_sentence(tmp_path, free_ports, wait_until, settings, words):
+    (port,) = free_ports(1)
     config = tmp_path / "omniserve.yaml"
     (tmp_path / "ca.crt").write_text("no certificate")
-    config.write_text("upstreams:\n  tts:\n    local: {endpoints: ['https://10.0.0.1'], ca: ca.crt}\n")
+    config.write_text(settings)
     with relay(tmp_path, port, OMNISERVE_CONFIG=str(config)) as process:
         wait_until(lambda: process.poll() is not None, "relay ends")
-        assert process.returncode == 1
-    assert {path.name: path.read_text() for path in folder.iterdir()} == before
+    assert process.returncode == 2
+    (sentence,) = [each for each in process.log.read_text().splitlines() if each.startswith("relay: ")]
+    assert words in sentence
+    assert not (tmp_path / "xds").exists()
+
+
+def test_what_was_in_force_before_another_static_half_is_judged_anew(tmp_path, free_ports, wait_until):
+    (port,) = free_ports(1)
+    config, public = tmp_path / "omniserve.yaml", tmp_path / "xds" / "rds.public.yaml"
+    config.write_text(ONE_WORKER)
+    with relay(tmp_path, port, OMNISERVE_CONFIG=str(config)):
+        wait_until(lambda: status(tmp_path, port), "relay serves")
+    config.write_text(UNKNOWN_NAME)
+    with relay(tmp_path, port, edge_settings={"body_limit_mib": 7}, OMNISERVE_CONFIG=str(config)):
+        wait_until(lambda: status(tmp_path, port), "relay serves all the same")
+        assert "7 MiB" in public.read_text()
+
+
+def test_the_first_key_closes_the_public_listener_whatever_else_is_wrong(tmp_path, free_ports, wait_until):
+    (port,) = free_ports(1)
+    config, public = tmp_path / "omniserve.yaml", tmp_path / "xds" / "rds.public.yaml"
+    config.write_text(ONE_WORKER)
+    with relay(tmp_path, port, OMNISERVE_CONFIG=str(config)):
+        wait_until(lambda: status(tmp_path, port), "relay serves")
+        config.write_text(UNKNOWN_NAME)
+        wait_until(lambda: status(tmp_path, port).problems, "the fault is told")
+        assert "listener: public" not in public.read_text()
+        (tmp_path / "keys.json").write_text(json.dumps({"keys": [KEY]}))
+        wait_until(lambda: "listener: public" in public.read_text(), "callers are checked")
+
+
+async def test_a_memory_that_cannot_be_read_is_none(tmp_path, door):
+    former = FormerInputs(tmp_path / "relay.json")
+    assert former.read() is None
+    groups = CONFIGURATIONS["an overflow"] | CONFIGURATIONS["managed"]
+    upstreams = {name: Upstream(name, name, each, permits=2) for name, each in groups.items()}
+    override = RouteOverride(paying_tiers=frozenset({"sub"}), added_headers={"x-lab": "1"})
+    inputs = RelayInputs(upstreams, {"OMNISERVE_TTS_PATH": "/x"}, {"tts.speech": override}, authenticate_public=True)
+    former.write(inputs)
+    assert former.read() == inputs
+    (tmp_path / "relay.json").write_text('{"upstreams": 1}')
+    assert former.read() is None

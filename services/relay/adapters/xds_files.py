@@ -37,6 +37,15 @@ class XdsFiles:
         """Return where the files are."""
         return self._folder
 
+    def say(self, rendered: Rendered) -> bool:
+        """Return whether the files say what is rendered, all of it."""
+        wanted = {
+            **{endpoints_file(name): _listing(_ENDPOINTS, [each]) for name, each in rendered.endpoints.items()},
+            _CLUSTERS: _listing(_CLUSTER, list(rendered.clusters)),
+            **{_routes_file(name): _listing(_ROUTES, [rendered.routes[name]]) for name in ROUTE_CONFIGURATIONS},
+        }
+        return all(_text(self._folder / name) == text for name, text in wanted.items())
+
     async def put(self, rendered: Rendered) -> None:
         """Make Envoy's files say what is rendered; those that say it already are not touched. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -55,9 +64,7 @@ class XdsFiles:
 
     def _write(self, name: str, kind: str, resources: list[Tree]) -> None:
         """Move a file of resources into place unless it says the same already. Only its owner reads it: it may hold keys."""
-        listed: list[Node] = [{"@type": kind, **each} for each in resources]
-        version = hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
-        text = to_text({"version_info": version, "resources": listed})
+        text = _listing(kind, resources)
         path = self._folder / name
         if _text(path) == text:
             return
@@ -70,6 +77,13 @@ class XdsFiles:
         for path in self._folder.glob("eds.*.yaml"):
             if path.name not in kept:
                 path.unlink(missing_ok=True)
+
+
+def _listing(kind: str, resources: list[Tree]) -> str:
+    """Return a file's text: resources of one kind, with a version that names them."""
+    listed: list[Node] = [{"@type": kind, **each} for each in resources]
+    version = hashlib.sha256(repr(listed).encode()).hexdigest()[:16]
+    return to_text({"version_info": version, "resources": listed})
 
 
 def _clusters_in(path: Path) -> dict[str, Tree]:
