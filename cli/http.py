@@ -82,9 +82,19 @@ def get_object(client: httpx.Client, url: str) -> dict[str, Any]:
 
     Raises CliError in one line: nothing answers, an error status, or something else than a JSON object.
     """
+    return _object_of(client, client.build_request("GET", url))
+
+
+def post_object(client: httpx.Client, url: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON object that POST `url` answers. Raises CliError as get_object does."""
+    return _object_of(client, client.build_request("POST", url, json=body))
+
+
+def _object_of(client: httpx.Client, request: httpx.Request) -> dict[str, Any]:
+    url = str(request.url)
     try:
-        answer = client.get(url)
-    except (httpx.TransportError, httpx.InvalidURL) as error:
+        answer = client.send(request)
+    except httpx.TransportError as error:
         raise not_running(url, error) from error
     if answer.status_code != httpx.codes.OK:
         raise refusal(answer.status_code, answer.content)

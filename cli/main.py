@@ -19,7 +19,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help: three times as fast, and the same text in docs/cli.md
 )
-models = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List the models, and fetch more.")
+models = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="List the models, load and unload them, fetch more."
+)
 app.add_typer(models, name="models")
 keys = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make, list and revoke API keys.")
 app.add_typer(keys, name="keys")
@@ -203,6 +205,64 @@ def pull_model(
     from cli.settings import read_settings
 
     pull.run(source, folder=to or read_settings().models_dir, sha256=sha256, name=name, force=force)
+
+
+OperatorUrl = Annotated[
+    str | None,
+    typer.Option("--url", help="The operator's front door.  [default: OMNISERVE_CLI_OPERATOR_URL]", metavar="URL"),
+]
+OptionalModel = Annotated[str | None, typer.Argument(help="Name or alias; the default model if not given.")]
+
+
+@models.command("load")
+def load_model(model: OptionalModel = None, *, url: OperatorUrl = None) -> None:
+    """Load a model into memory; others make room as they do for a request. Returns when it can serve."""
+    from cli.models import orders
+    from cli.settings import base_url, read_settings
+
+    settings = read_settings()
+    orders.run(base_url(url or settings.operator_url), settings, "load", {"model": model})
+
+
+@models.command("unload")
+def unload_model(
+    model: OptionalModel = None,
+    *,
+    wait: Annotated[
+        float | None, typer.Option("--wait", help="Seconds to wait for running answers.", min=0, max=3600)
+    ] = None,
+    url: OperatorUrl = None,
+) -> None:
+    """Free a model's memory when its running answers have ended. The next request for it loads it again."""
+    from cli.models import orders
+    from cli.settings import base_url, read_settings
+
+    settings = read_settings()
+    wait_ms = None if wait is None else round(wait * 1000)
+    orders.run(base_url(url or settings.operator_url), settings, "unload", {"model": model, "wait_ms": wait_ms})
+
+
+@models.command("swap")
+def swap_model(
+    path: Annotated[str, typer.Argument(help="A file below OMNISERVE_LLM_SWAP_DIR.")],
+    *,
+    ngl: Annotated[
+        int | None, typer.Option("--ngl", help="Layers on the device, -1 for all; as many as fit if not given.", min=-1)
+    ] = None,
+    ctx: Annotated[int | None, typer.Option("--ctx", help="Tokens of its KV cache.", min=1)] = None,
+    contexts: Annotated[int | None, typer.Option("--contexts", help="Sequences at once.", min=1)] = None,
+    url: OperatorUrl = None,
+) -> None:
+    """Serve another file in place of the default model, when its running answers have ended.
+
+    The former model serves again when the new one cannot be loaded.
+    """
+    from cli.models import orders
+    from cli.settings import base_url, read_settings
+
+    settings = read_settings()
+    body = {"path": path, "ngl": ngl, "ctx": ctx, "contexts": contexts}
+    orders.run(base_url(url or settings.operator_url), settings, "swap", body)
 
 
 @keys.command("create")

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from facade.door import Door, principal_of
 from facade.errors import error_response, note_if_caller_left
-from facade.routes import absent, docs, generate, generations, health, models, tokens
+from facade.routes import absent, docs, generate, generations, health, models, orders, tokens
 from facade.wiring import Facade
 from services.kit.errors import DomainError, Reason
 from services.kit.tokens import TokenBook
@@ -28,7 +28,15 @@ def build_app(facade: Facade, book: TokenBook | None) -> FastAPI:
     app.add_middleware(Door, book=book)
     app.add_exception_handler(DomainError, _refused)
     app.add_exception_handler(HTTPException, _no_route)
-    for router in (generations.router, generate.router, models.router, tokens.router, health.router):
+    routers = (
+        generations.router,
+        generate.router,
+        models.router,
+        tokens.router,
+        health.router,
+        orders.router,
+    )
+    for router in routers:
         app.include_router(router(facade))
     app.include_router(docs.router(app))
     app.include_router(absent.router())

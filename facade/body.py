@@ -16,9 +16,16 @@ MIB: Final = 1024 * 1024
 _BESIDE_THE_LOOP_BYTES: Final = 128 * 1024
 
 
-async def read_request(request: Request, translate: Callable[[Mapping[str, Any]], T], *, limit_mib: int) -> T:
-    """Read a JSON body and translate it. Raises DomainError too_large, invalid_request, unsupported, or cancelled."""
+async def read_request(
+    request: Request, translate: Callable[[Mapping[str, Any]], T], *, limit_mib: int, may_be_empty: bool = False
+) -> T:
+    """Read a JSON body and translate it; an empty one, where it may be, is an object without members.
+
+    Raises DomainError too_large, invalid_request, unsupported, or cancelled.
+    """
     body = await read_body(request, limit_mib=limit_mib)
+    if may_be_empty and not body.strip():
+        return translate({})
     if len(body) < _BESIDE_THE_LOOP_BYTES:
         return translate(parse_object(body))
     return await asyncio.to_thread(lambda: translate(parse_object(body)))

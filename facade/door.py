@@ -32,6 +32,7 @@ _log = telemetry.logger(__name__)
 
 # Only these speak for clients here; a service of the mesh calls services over gRPC.
 _CALLERS: Final = frozenset({EDGE_PUBLIC, EDGE_OPERATOR, CLI})
+_OPERATORS: Final = frozenset({EDGE_OPERATOR, CLI})
 # Asked by process managers, which have no token.
 _OPEN_PATHS: Final = frozenset({"/health", "/readyz"})
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -41,17 +42,29 @@ _CALLER_LEFT: Final = 499
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """For whom a request is, as the front door says."""
+    """For whom a request is, as the front door says. `is_operator`: it came in by the operator's listener."""
 
     client: str
     tier: str
     request_id: str
     traceparent: str
+    is_operator: bool = False
 
 
 def principal_of(scope: Scope) -> Principal:
     """Return for whom the request of a scope is."""
     principal: Principal = scope["omniserve.principal"]
+    return principal
+
+
+def operator_of(scope: Scope) -> Principal:
+    """Return for whom the request of a scope is, who must be the operator.
+
+    Raises DomainError `not_found`, as the front door says it: nobody else learns that there is anything.
+    """
+    principal = principal_of(scope)
+    if not principal.is_operator:
+        raise DomainError(Reason.NOT_FOUND, "Not found. Operator routes are on the operator listener only.")
     return principal
 
 
@@ -94,9 +107,8 @@ class Door:
         tell.traceparent = visit.traceparent.encode()
         context.set_current_request(context.Request(visit.request_id, visit.traceparent or None))
         try:
-            if scope["path"] not in _OPEN_PATHS:
-                self._check(visit.headers)
-            scope["omniserve.principal"] = _principal(visit)
+            caller = "" if scope["path"] in _OPEN_PATHS else self._check(visit.headers)
+            scope["omniserve.principal"] = _principal(visit, is_operator=caller in _OPERATORS)
             await self._app(scope, receive, tell)
         except DomainError as refused:
             error = refused
@@ -109,18 +121,21 @@ class Door:
             return
         await error_response(error, visit.request_id)(scope, receive, tell)
 
-    def _check(self, headers: Mapping[str, str]) -> None:
+    def _check(self, headers: Mapping[str, str]) -> str:
+        """Return which part of the front door calls. Raises DomainError."""
         if self._book is None:
-            return
+            return CLI
         token = headers.get(TOKEN_KEY)
         if not token:
             raise DomainError(
                 Reason.UNAUTHENTICATED, f"Only the front door calls here: the header {TOKEN_KEY} is missing."
             )
-        if self._book.service_of(token) not in _CALLERS:
+        caller = self._book.service_of(token)
+        if caller not in _CALLERS:
             raise DomainError(
                 Reason.UNAUTHENTICATED, f"Only the front door calls here: the token in {TOKEN_KEY} is not its."
             )
+        return caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +172,12 @@ def _headers(scope: Scope) -> dict[str, str]:
     return found
 
 
-def _principal(visit: _Visit) -> Principal:
+def _principal(visit: _Visit, *, is_operator: bool) -> Principal:
     tier = visit.headers.get(TIER_KEY, "").strip().lower() or DEFAULT_TIER
     if tier not in TIERS:
         raise DomainError(Reason.INVALID_REQUEST, f"'{TIER_KEY}' is none of {', '.join(TIERS)}", field=TIER_KEY)
-    return Principal(visit.headers.get(CLIENT_KEY) or "anonymous", tier, visit.request_id, visit.traceparent)
+    client = visit.headers.get(CLIENT_KEY) or "anonymous"
+    return Principal(client, tier, visit.request_id, visit.traceparent, is_operator)
 
 
 def _attributes(scope: Scope) -> dict[str, str]:

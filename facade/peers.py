@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from facade.door import Principal
 from facade.translate.failures import OWN_NAMES, Names, as_rest
 from facade.translate.models import find_model
+from facade.translate.orders import as_order
 from facade.translate.state import plain, troubles
 from omniserve.admission.v1 import admission_pb2, admission_pb2_grpc
 from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
@@ -35,16 +36,20 @@ async def told(call: Awaitable[R], *, peer: str, limit_s: float, names: Names = 
         found = from_rpc_error(error, unavailable=Reason.UPSTREAM_FAILED)
     if found.reason is Reason.UPSTREAM_FAILED:
         raise DomainError(Reason.LOADING, f"{peer} cannot be reached; it may be starting.")
-    if found.reason is Reason.UPSTREAM_TIMEOUT:
+    if found.reason is Reason.UPSTREAM_TIMEOUT and "request_id" not in found.metadata:  # else the peer's own words
         raise DomainError(Reason.UPSTREAM_TIMEOUT, f"{peer} did not answer within {limit_s:g} s.")
     raise as_rest(found, names)
 
 
 class LlmCalls:
-    """The unary calls to llm on behalf of callers."""
+    """The unary calls to llm on behalf of callers. `orders_limit_s`: for the operator's, which wait for loads."""
 
-    def __init__(self, channel: grpc.aio.Channel, clock: Clock, *, limit_s: float) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, clock: Clock, *, limit_s: float, orders_limit_s: float = 900.0
+    ) -> None:
         self._stub: Any = llm_pb2_grpc.LlmServiceStub(channel)
+        self._admin: Any = llm_pb2_grpc.LlmAdminServiceStub(channel)
+        self._orders_limit_s = orders_limit_s
         self._clock = clock
         self._limit_s = limit_s
         self._models: tuple[llm_pb2.Model, ...] = ()
@@ -63,6 +68,27 @@ class LlmCalls:
     async def detokenize(self, request: llm_pb2.DetokenizeRequest, principal: Principal) -> llm_pb2.DetokenizeResponse:
         """Return the text of tokens. Raises DomainError."""
         return await self._ask(self._stub.Detokenize, request, principal, self._limit_s)
+
+    async def load(self, request: llm_pb2.LoadModelRequest, principal: Principal) -> llm_pb2.Model:
+        """Return the model, loaded. Raises DomainError."""
+        answer: llm_pb2.LoadModelResponse = await self._order(self._admin.LoadModel, request, principal)
+        return answer.model
+
+    async def unload(self, request: llm_pb2.UnloadModelRequest, principal: Principal) -> llm_pb2.Model:
+        """Return the model, out of memory. Raises DomainError."""
+        answer: llm_pb2.UnloadModelResponse = await self._order(self._admin.UnloadModel, request, principal)
+        return answer.model
+
+    async def swap(self, request: llm_pb2.SwapModelRequest, principal: Principal) -> llm_pb2.Model:
+        """Return the model that serves by default then. Raises DomainError."""
+        answer: llm_pb2.SwapModelResponse = await self._order(self._admin.SwapModel, request, principal)
+        return answer.model
+
+    async def _order(self, call: Callable[..., Awaitable[R]], request: Message, who: Principal) -> R:
+        try:
+            return await self._ask(call, request, who, self._orders_limit_s)
+        except DomainError as error:
+            raise as_order(error) from None
 
     async def name_of(self, asked: str, principal: Principal) -> str:
         """Return the catalogue's name of the model asked for, "" being the default; the name as asked when it is unknown."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from cli.settings import CliSettings
 
+SERVED_HEADER = ("MODEL", "KIND", "STATE", "CONTEXT", "SIZE", "MEMORY", "STAYS", "QUANT", "CAPABILITIES")
 _MIB = 1 << 20
 
 
@@ -44,24 +45,37 @@ def list_served(url: str, settings: CliSettings, *, as_json: bool) -> None:
         print(json.dumps(models, indent=2))
     else:
         rows = [served_row(model) for model in models if isinstance(model, dict)]
-        print_table(("MODEL", "KIND", "STATE", "CONTEXT", "SIZE", "QUANT", "CAPABILITIES"), rows)
+        print_table(SERVED_HEADER, rows)
 
 
 def served_row(model: Mapping[str, Any]) -> tuple[str, ...]:
     """Return one line of the table; what the mesh does not say is a dash."""
     extra = model.get("omniserve")
     extra = extra if isinstance(extra, dict) else {}
-    size = extra.get("size_mib")
     state = _word(extra.get("state"))
     return (
         _word(model.get("id")),
         _word(extra.get("kind")),
         f"{state}: {extra['failure']}" if extra.get("failure") else state,
         _word(extra.get("context_tokens")),
-        human_size(size * _MIB) if isinstance(size, int) and size else "-",
+        _size(extra.get("size_mib")),
+        _size(extra.get("memory_mib")),
+        _stay(extra),
         _word(extra.get("quantisation")),
         ", ".join(map(str, extra.get("capabilities") or ())) or "-",
     )
+
+
+def _size(mib: object) -> str:
+    return human_size(mib * _MIB) if isinstance(mib, int) and mib else "-"
+
+
+def _stay(extra: Mapping[str, Any]) -> str:
+    """Return how long an idle model stays in memory."""
+    if extra.get("pinned"):
+        return "pinned"
+    ttl_ms = extra.get("ttl_ms")
+    return f"{ttl_ms / 1000:g} s" if isinstance(ttl_ms, int) and ttl_ms else "-"
 
 
 def _word(value: object) -> str:

@@ -1,8 +1,9 @@
 """llm: `python -m services.llm`."""
 
+import asyncio
+import signal
 import sys
 import uuid
-from collections.abc import Callable
 
 import grpc.aio
 
@@ -15,9 +16,9 @@ from services.kit.permits import PermitClient
 from services.kit.run import BAD_SETTINGS, run
 from services.kit.server import serve
 from services.llm.adapters.model_file import ModelFileError
-from services.llm.build import Llm, build
-from services.llm.core.lifecycle import State
-from services.llm.service import SERVICES, LlmAdminServicer, LlmServicer
+from services.llm.admin import LlmAdminServicer
+from services.llm.build import build
+from services.llm.service import SERVICES, LlmServicer
 from services.llm.settings import LlmSettings
 
 
@@ -30,34 +31,30 @@ async def main(settings: LlmSettings, owner: Owner) -> None:
         PermitClient(admission, service="llm", session_id=uuid.uuid4().hex, owner=owner) as permits,
     ):
         try:
-            llm = build(settings, permits, SystemClock(), on_state=lambda state: health.set(state is State.READY))
+            llm = build(settings, permits, SystemClock(), owner, on_health=health.set)
         except ModelFileError as error:
             sys.stderr.write(f"llm: {error}\n")
             sys.exit(BAD_SETTINGS)
-        owner.start(llm.text.supervise(), name="text host")
-        owner.start(llm.engine.supervise(), name="engine host")
-        servicer = LlmServicer(llm.generator, llm.file, settings)
+        owner.start(llm.hosting.run(), name="what is in memory")
+        owner.start(llm.catalogue.follow(), name="the models of the file")
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, llm.catalogue.poke)
+        servicer = LlmServicer(llm.generator)
+        admin = LlmAdminServicer(llm.residents, llm.operations, settings, owner)
+
+        def register(server: grpc.aio.Server) -> None:
+            llm_pb2_grpc.add_LlmServiceServicer_to_server(servicer, server)
+            llm_pb2_grpc.add_LlmAdminServiceServicer_to_server(admin, server)
+
         await serve(
             name="llm",
             settings=settings,
             listen=settings.listen,
-            register=registration(llm, servicer, settings),
+            register=register,
             service_names=SERVICES,
             owner=owner,
             on_drain=servicer.drain,
             health=health,
         )
-
-
-def registration(llm: Llm, servicer: LlmServicer, settings: LlmSettings) -> Callable[[grpc.aio.Server], None]:
-    """Return what adds the servicers to a server."""
-
-    def register(server: grpc.aio.Server) -> None:
-        llm_pb2_grpc.add_LlmServiceServicer_to_server(servicer, server)
-        admin = LlmAdminServicer(llm.generator, servicer, settings)
-        llm_pb2_grpc.add_LlmAdminServiceServicer_to_server(admin, server)
-
-    return register
 
 
 if __name__ == "__main__":

@@ -1,83 +1,97 @@
 """Putting the parts of llm together from its settings."""
 
+import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
+from services.kit import keyring, telemetry
 from services.kit.clock import Clock
-from services.llm.adapters import model_file
-from services.llm.adapters.engine import Engine, EngineLimits
-from services.llm.adapters.model_file import ModelFile
-from services.llm.adapters.text import TextHost
-from services.llm.core.catalogue import entry
-from services.llm.core.lifecycle import State
-from services.llm.core.wire import EngineConfig, Sampling, TextConfig
-from services.llm.generate import Generator, Permits, Waits
+from services.kit.config import ConfigError
+from services.kit.owner import Owner
+from services.llm.adapters.engine import EngineLimits
+from services.llm.adapters.model_file import ModelFileError
+from services.llm.core.residency import Policy
+from services.llm.generate import Generator, Waits
+from services.llm.hosting import Hosting, OwnBudget, Permits
+from services.llm.operations import Operations
+from services.llm.resident import MOST_LOADS
+from services.llm.residents import Residents
+from services.llm.served import read_served
 from services.llm.settings import LlmSettings
+
+LOOKED_EVERY_S: Final = 0.5
+"""How often omniserve.yaml is looked at."""
+_log = telemetry.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Llm:
-    """The parts; `supervise` of engine and text host are still to be run."""
+    """The parts; `run` of the hosting and `follow` of the catalogue's file are still to be run."""
 
-    file: ModelFile
-    engine: Engine
-    text: TextHost
+    hosting: Hosting
+    residents: Residents
     generator: Generator
+    operations: Operations
+    catalogue: "CatalogueFile"
 
 
-def build(settings: LlmSettings, permits: Permits, clock: Clock, *, on_state: Callable[[State], None]) -> Llm:
-    """Read the model file's header and return the parts. Raises ModelFileError."""
-    file = model_file.read(settings.gguf or model_file.default_path())
-    engine = Engine(
-        engine_config(settings, file),
-        EngineLimits(load_s=settings.load_timeout_s, stuck_s=settings.stuck_s),
-        clock,
-        environ=host_environment(settings),
-        on_state=on_state,
-    )
-    text = TextHost(
-        TextConfig(str(file.path), settings.template_s, settings.prompt_bytes, settings.text_memory_mib),
-        environ=host_environment(settings),
-    )
-    generator = Generator(
-        entry=entry(file.path.stem, name=settings.model_name, aliases=settings.model_aliases),
-        engine=engine,
-        text=text,
+def build(
+    settings: LlmSettings, permits: Permits, clock: Clock, owner: Owner, *, on_health: Callable[[bool], None]
+) -> Llm:
+    """Read the model files' headers and return the parts. Raises ConfigError and ModelFileError."""
+    hosting = Hosting(
         permits=permits,
+        leases=OwnBudget(),
         clock=clock,
-        defaults=Sampling(
-            temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k, min_p=settings.min_p
-        ),
-        developer_role="developer" in file.header.template,
-        system=settings.system(),
-        waits=Waits(settings.load_wait_s, settings.prompt_bytes),
+        owner=owner,
+        policy=Policy(settings.memory_mib or None, turn_s=settings.turn_s),
+        limits=EngineLimits(load_s=settings.load_timeout_s, stuck_s=settings.stuck_s, loads=MOST_LOADS),
+        environ=host_environment(settings),
+        load_wait_s=settings.load_wait_s,
     )
-    return Llm(file, engine, text, generator)
+    residents = Residents(hosting, permits=permits, clock=clock, owner=owner, on_health=on_health)
+    catalogue = CatalogueFile(settings, residents)
+    residents.apply(read_served(settings))
+    generator = Generator(residents, clock, Waits(settings.load_wait_s, settings.prompt_bytes))
+    return Llm(hosting, residents, generator, Operations(residents, hosting, clock), catalogue)
 
 
-def engine_config(settings: LlmSettings, file: ModelFile) -> EngineConfig:
-    """Return the engine host's configuration."""
-    return EngineConfig(
-        path=str(file.path),
-        layers=file.header.layers,
-        context_cells=settings.ctx,
-        context_tokens=settings.request_ctx,
-        slots=settings.contexts,
-        warm_sequences=settings.warm_prefixes,
-        batch_tokens=settings.batch,
-        ubatch_tokens=settings.ubatch,
-        threads=settings.compute_threads(),
-        gpu_layers=None if settings.ngl == "auto" else settings.ngl,
-        keep_free_mib=settings.ngl_auto_keep_free_mb,
-        allow_cpu_fallback=settings.allow_cpu_fallback,
-        kv_type=settings.kv_type,
-        flash_attention=settings.flash_attention(),
-        stall_s=settings.stall_ms / 1000,
-        stall_ratio=settings.stall_ratio,
-        flush_s=settings.flush_ms / 1000,
-        govern_threads=settings.govern_threads,
-    )
+class CatalogueFile:
+    """Follows the section `models` of omniserve.yaml: what is added or removed there counts at once."""
+
+    def __init__(self, settings: LlmSettings, residents: Residents) -> None:
+        self._settings = settings
+        self._residents = residents
+        self._seen = self._look()
+        self._hurry = asyncio.Event()
+
+    def poke(self) -> None:
+        """Read the file again, changed or not, as SIGHUP asks."""
+        self._hurry.set()
+
+    async def follow(self) -> None:
+        """Follow the file, for ever. A bad one is told to the log, and what was served goes on."""
+        while True:
+            try:
+                async with asyncio.timeout(LOOKED_EVERY_S):
+                    await self._hurry.wait()
+            except TimeoutError:
+                if self._look() == self._seen:
+                    continue
+            self._hurry.clear()
+            self._seen = self._look()
+            try:
+                served = await asyncio.to_thread(read_served, self._settings)
+            except (ConfigError, ModelFileError) as error:
+                _log.error("the models cannot be read; those before go on", error=str(error))
+                continue
+            self._residents.apply(served)
+            _log.info("models read", models=[each.entry.name for each in served])
+
+    def _look(self) -> keyring.Version | None:
+        return None if self._settings.config is None else keyring.version(self._settings.config)
 
 
 def host_environment(settings: LlmSettings) -> dict[str, str]:

@@ -1,41 +1,22 @@
 """One generation from request to usage: check, tokenize, wait for the permit, run, give everything back."""
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from omniserve.llm.v1 import llm_pb2 as pb
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, Reason
-from services.llm.adapters.engine import Engine
-from services.llm.adapters.text import Text, TextHost
-from services.llm.core.catalogue import Entry, check_name
+from services.llm.adapters.text import Text
+from services.llm.core.catalogue import Kind
 from services.llm.core.options import AskedOptions, Options, check_options, check_tokens, fit_context
 from services.llm.core.prompt import Chat, Completion, template_inputs
-from services.llm.core.wire import Delta, Finish, Limits, Progress, Sampling, Submit, TextReady, pack_tokens
+from services.llm.core.wire import Delta, Finish, Limits, Progress, Submit, TextReady, pack_tokens
+from services.llm.hosting import TIER_RANKS
 from services.llm.outbox import Port
+from services.llm.resident import Resident
+from services.llm.residents import Asker, ReplacedError, Residents
 from services.llm.spans import Timeline, generation_span
-
-TIER_RANKS = {"background": 0, "free": 1, "sub": 2, "paid": 3}
-
-
-class Permits(Protocol):
-    """Where permits come from: kit's PermitClient."""
-
-    def permit(
-        self,
-        *,
-        modality: str,
-        tier: str,
-        principal: str,
-        request_id: str,
-        may_wait: bool,
-        on_queued: Callable[[int, int | None], None],
-    ) -> AbstractAsyncContextManager[object]:
-        """Wait for a permit and hold it for the length of the block. Raises DomainError when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,30 +40,12 @@ class Waits:
 
 
 class Generator:
-    """Runs generations of one model."""
+    """Runs generations of the models that generate text."""
 
-    def __init__(
-        self,
-        *,
-        entry: Entry,
-        engine: Engine,
-        text: TextHost,
-        permits: Permits,
-        clock: Clock,
-        defaults: Sampling,
-        developer_role: bool,
-        system: str | None,
-        waits: Waits,
-    ) -> None:
-        self.entry = entry
-        self.engine = engine
-        self.text = text
+    def __init__(self, residents: Residents, clock: Clock, waits: Waits) -> None:
+        self.residents = residents
         self.draining = False
-        self._permits = permits
         self._clock = clock
-        self._defaults = defaults
-        self._developer_role = developer_role
-        self._system = system
         self._waits = waits
 
     async def run(self, work: Work, port: Port) -> None:
@@ -92,44 +55,53 @@ class Generator:
         """
         if self.draining:
             raise DomainError(Reason.DRAINING, "the service is stopping", retry_after_ms=5_000)
-        check_name(work.model, self.entry)
-        vocabulary = await self.text.vocabulary(wait_s=self._waits.load_s)
-        options = check_options(work.options, vocabulary=vocabulary.vocabulary, defaults=self._defaults)
-        prompt = await self.prompt(work.content, vocabulary)
-        ready = await self.engine.ready(wait_s=self._waits.load_s, on_loading=port.loading)
-        limits = fit_context(options, prompt_tokens=len(prompt.tokens), context_tokens=ready.context_tokens)
+        while True:
+            resident = self.residents.find(work.model, Kind.CHAT)
+            port.model = resident.name
+            try:
+                with self.residents.visit(resident):
+                    await self._run(work, resident, port)
+            except ReplacedError:
+                continue
+            return
+
+    async def _run(self, work: Work, resident: Resident, port: Port) -> None:
+        vocabulary = await self.vocabulary(resident)
+        defaults = resident.served.sampling
+        options = check_options(work.options, vocabulary=vocabulary.vocabulary, defaults=defaults)
+        prompt = await self.prompt(work.content, resident, vocabulary)
+        # Before it waits for anything: nobody should queue for a model only to hear that the prompt is too long.
+        limits = fit_context(options, prompt_tokens=len(prompt.tokens), context_tokens=resident.context_tokens)
         timeline = Timeline(self._clock)
         watcher = _Watcher(port, timeline)
-        with generation_span(self.entry.name, work.content, options, limits, timeline):
-            async with self._permits.permit(
-                modality="llm",
-                tier=work.tier,
-                principal=work.client,
-                request_id=work.request_id,
-                may_wait=options.may_wait,
-                on_queued=port.queued,
-            ):
+        asker = Asker(work.tier, work.client, work.request_id, options.may_wait)
+        with generation_span(resident.name, work.content, options, limits, timeline):
+            async with self.residents.use(resident, asker, on_queued=port.queued, on_loading=port.loading):
                 timeline.granted()
-                # The engine may have died while the request waited for its turn.
-                await self.engine.ready(wait_s=self._waits.load_s, on_loading=port.loading)
+                limits = fit_context(options, prompt_tokens=len(prompt.tokens), context_tokens=resident.context_tokens)
                 if isinstance(work.content, Completion) and work.content.echo:
-                    await self._echo(work.content, prompt, options.choices, port)
-                await self._generate(work, options, limits, prompt, watcher)
+                    await self._echo(work.content, resident, prompt, options.choices, port)
+                await self._generate(work, resident, prompt, watcher, options=options, limits=limits)
             timeline.ended(watcher.finishes)
         port.done(_usage(watcher.finishes, timeline))
 
-    async def prompt(self, content: Chat | Completion, vocabulary: TextReady) -> Text:
+    async def vocabulary(self, resident: Resident) -> TextReady:
+        """Return what is known about a model's vocabulary. Raises DomainError `loading`."""
+        return await resident.text.vocabulary(wait_s=self._waits.load_s)
+
+    async def prompt(self, content: Chat | Completion, resident: Resident, vocabulary: TextReady) -> Text:
         """Return what is to be continued as tokens. Raises DomainError."""
         if isinstance(content, Chat):
-            inputs = template_inputs(content, developer_role=self._developer_role, system=self._system)
+            served = resident.served
+            inputs = template_inputs(content, developer_role=served.developer_role, system=served.system)
             self.check_size("messages", sum(len(part) for turn in content.turns for part in turn.texts))
-            return await self.text.render(inputs, tools=None, now_unix_s=self._clock.wall())
+            return await resident.text.render(inputs, tools=None, now_unix_s=self._clock.wall())
         if content.tokens is not None:
             check_tokens("prompt.tokens.ids", list(content.tokens), vocabulary.vocabulary)
             return Text(np.asarray(content.tokens, np.int32), "")
         text = content.text or ""
         self.check_size("prompt.text", len(text))
-        return await self.text.tokenize(text, begin=True, parse_special=True)
+        return await resident.text.tokenize(text, begin=True, parse_special=True)
 
     def check_size(self, path: str, size: int) -> None:
         """Raise DomainError `too_large` for a text that is too long to be tokenized."""
@@ -137,14 +109,23 @@ class Generator:
             message = f"'{path}' has {size} characters; the most is {self._waits.prompt_bytes}"
             raise DomainError(Reason.TOO_LARGE, message, field=path)
 
-    async def _echo(self, content: Completion, prompt: Text, choices: int, port: Port) -> None:
+    async def _echo(self, content: Completion, resident: Resident, prompt: Text, choices: int, port: Port) -> None:
         text = content.text
         if text is None:
-            text = b"".join(await self.text.pieces(prompt.tokens)).decode("utf-8", "replace")
+            text = b"".join(await resident.text.pieces(prompt.tokens)).decode("utf-8", "replace")
         for choice in range(choices):
             port.delta(Delta(request=0, choice=choice, text=text, tokens=0))
 
-    async def _generate(self, work: Work, options: Options, limits: Limits, prompt: Text, watcher: "_Watcher") -> None:
+    async def _generate(
+        self,
+        work: Work,
+        resident: Resident,
+        prompt: Text,
+        watcher: "_Watcher",
+        *,
+        options: Options,
+        limits: Limits,
+    ) -> None:
         tokens = pack_tokens(prompt.tokens)
 
         def submit(request: int) -> Submit:
@@ -159,11 +140,11 @@ class Generator:
                 rank=TIER_RANKS.get(work.tier, 1),
             )
 
-        ticket = self.engine.submit(submit, watcher)
+        ticket = resident.engine.submit(submit, watcher)
         try:
             await ticket.ended
         finally:
-            self.engine.cancel(ticket)
+            resident.engine.cancel(ticket)
 
 
 class _Watcher:

@@ -67,12 +67,12 @@ class Outbox:
 
 
 class Port:
-    """One request's way into an outbox; the engine's sink."""
+    """One request's way into an outbox; the engine's sink. `model`: the name of the one that answers."""
 
-    def __init__(self, outbox: Outbox, request: int, model: str) -> None:
+    def __init__(self, outbox: Outbox, request: int, model: str = "") -> None:
         self._outbox = outbox
         self._request = request
-        self._model = model
+        self.model = model
 
     def queued(self, position: int, eta_ms: int | None) -> None:
         """Say that the request waits for its permit."""
@@ -80,7 +80,7 @@ class Port:
 
     def loading(self, progress: float | None) -> None:
         """Say that the model is being loaded."""
-        self._outbox.put(self._request, "loading", pb.Loading(model=self._model, progress=progress))
+        self._outbox.put(self._request, "loading", pb.Loading(model=self.model, progress=progress))
 
     def progress(self, progress: Progress) -> None:
         """Say how much of the prompt is processed."""
@@ -93,7 +93,7 @@ class Port:
 
     def done(self, usage: pb.Usage) -> None:
         """Say that the request has ended well."""
-        self._outbox.put(self._request, "done", pb.Done(usage=usage, model=self._model))
+        self._outbox.put(self._request, "done", pb.Done(usage=usage, model=self.model))
 
     def failed(self, error: DomainError) -> None:
         """Say that the request has ended with an error; for sessions only."""

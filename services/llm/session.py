@@ -77,7 +77,7 @@ class Session:
             task.cancel()
 
     async def _run(self, start: pb.StartGeneration) -> None:
-        port = Port(self._outbox, start.request, self._generator.entry.name)
+        port = Port(self._outbox, start.request)
         token = trace_context.attach(extract({"traceparent": start.traceparent}))
         try:
             await self._generator.run(_work(start), port)

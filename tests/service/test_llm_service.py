@@ -251,20 +251,22 @@ async def test_bad_input_is_refused_naming_the_field(stub, case):
     assert error.code is not grpc.StatusCode.INTERNAL
 
 
-async def test_embeddings_and_swaps_say_that_they_are_not_supported(stub, llm_pair):
-    admin = llm_pb2_grpc.LlmAdminServiceStub
+async def test_embeddings_say_that_they_are_not_supported(stub):
+    for call in (stub.Embed(pb.EmbedRequest()), stub.Rerank(pb.RerankRequest())):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call
+        assert from_rpc_error(caught.value).reason is Reason.UNSUPPORTED
+
+
+async def test_without_a_folder_to_swap_from_nothing_is_swapped(llm_pair):
     async with llm_pair.channel() as channel:
-        calls = [
-            stub.Embed(pb.EmbedRequest()),
-            stub.Rerank(pb.RerankRequest()),
-            admin(channel).UnloadModel(pb.UnloadModelRequest()),
-            admin(channel).SwapModel(pb.SwapModelRequest()),
-        ]
-        for call in calls:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call
-            assert from_rpc_error(caught.value).reason is Reason.UNSUPPORTED
-        loaded = await admin(channel).LoadModel(pb.LoadModelRequest())
+        admin = llm_pb2_grpc.LlmAdminServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await admin.SwapModel(pb.SwapModelRequest(path="x.gguf"))
+        error = from_rpc_error(caught.value)
+        assert (error.reason, error.field) == (Reason.UNSUPPORTED, "path")
+        assert "OMNISERVE_LLM_SWAP_DIR" in error.message
+        loaded = await admin.LoadModel(pb.LoadModelRequest())
         assert loaded.model.state == pb.MODEL_STATE_READY
 
 

@@ -48,10 +48,15 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """`load_s`: how long a load may stay silent; `stuck_s`: how long a step may take, 0 for ever."""
+    """`load_s`: how long a load may stay silent; `stuck_s`: how long a step may take, 0 for ever.
+
+    `loads`: how many times in a row a load may die before it is given up, None for ever. One that llama.cpp refuses is
+    given up at once then.
+    """
 
     load_s: float = 600.0
     stuck_s: float = 120.0
+    loads: int | None = None
     back_off: BackOff = field(default_factory=BackOff)
 
 
@@ -105,36 +110,15 @@ class Engine:
         self._stepped = asyncio.Event()
         self._heard_s = 0.0
         self._serving_from_s: float | None = None
+        self._refused = False
         self._unusable: str | None = None
 
     # ---- requests ---------------------------------------------------------------------------------------------
 
-    async def ready(self, *, wait_s: float, on_loading: Callable[[float | None], None]) -> Ready:
-        """Wait until the engine serves and return what it says about itself.
-
-        `on_loading` hears the load's progress while it takes. Raises DomainError `loading` after `wait_s`.
-        """
-        ends_s = self._clock.monotonic() + wait_s
-        while self.report.state is not State.READY or self.report.ready is None:
-            left_s = ends_s - self._clock.monotonic()
-            if left_s <= 0:
-                raise self._loading(wait_s)
-            on_loading(self.report.progress)
-            changed = self._changed
-            try:
-                async with asyncio.timeout(min(left_s, _WATCH_S)):
-                    await changed.wait()
-            except TimeoutError:
-                continue
-        return self.report.ready
-
-    def _loading(self, wait_s: float) -> DomainError:
-        why = f": {self.report.failure}" if self.report.failure else ""
-        return DomainError(
-            Reason.LOADING,
-            f"the model is {self.report.state.value} and was not ready within {wait_s:g} s{why}",
-            retry_after_ms=2_000,
-        )
+    @property
+    def changed(self) -> asyncio.Event:
+        """The event that the next news of a load sets. Take it before looking, so that none is missed."""
+        return self._changed
 
     def submit(self, submit: Callable[[int], Submit], sink: Sink) -> Ticket:
         """Give a request to the engine. Raises DomainError `engine_failed` when it is not ready after all."""
@@ -168,25 +152,52 @@ class Engine:
     # ---- the host ---------------------------------------------------------------------------------------------
 
     async def supervise(self) -> None:
-        """Keep a host running until cancelled. Raises EngineUnusableError when trying again is pointless."""
+        """Keep a host running until cancelled; when this is left, however, there is none any more.
+
+        Returns when the load is given up. Raises EngineUnusableError when trying again is pointless.
+        """
         failures = 0
-        while True:
-            self._enter(Event.START)
-            self._heard_s = self._clock.monotonic()
-            self._serving_from_s = None
-            host = await HostProcess[FromEngine].start("engine", FromEngine, self._hear, environ=self._environ)
-            self._host, self.report.pid = host, host.pid
-            try:
-                host.send(self._config)
-                why = await self._watch(host)
-            finally:
-                self._host, self.report.pid = None, None
-                await host.stop()
-            now_s = self._clock.monotonic()
-            served_s = 0.0 if self._serving_from_s is None else now_s - self._serving_from_s
-            failures = self._limits.back_off.failures(failures, served_s=served_s)
-            self._bury(why)
-            await asyncio.sleep(self._limits.back_off.pause_s(failures))
+        try:
+            while True:
+                self._enter(Event.START)
+                served_s = await self._serve()
+                failures = self._limits.back_off.failures(failures, served_s=served_s)
+                if self._limits.loads is not None and (self._refused or failures >= self._limits.loads):
+                    return
+                await asyncio.sleep(self._limits.back_off.pause_s(failures))
+        except asyncio.CancelledError:
+            self._retire()
+            raise
+
+    async def _serve(self) -> float:
+        """Run one host to its end; return how long it served, seconds."""
+        self._heard_s = self._clock.monotonic()
+        self._serving_from_s, self._refused = None, False
+        host = await HostProcess[FromEngine].start("engine", FromEngine, self._hear, environ=self._environ)
+        self._host, self.report.pid = host, host.pid
+        try:
+            host.send(self._config)
+            why = await self._watch(host)
+        except asyncio.CancelledError:
+            if self.report.state is State.LOADING:
+                host.kill()  # while it loads it does not hear the socket close
+            self._enter(Event.STOP)
+            raise
+        finally:
+            self._host, self.report.pid = None, None
+            await host.stop()
+        now_s = self._clock.monotonic()
+        served_s = 0.0 if self._serving_from_s is None else now_s - self._serving_from_s
+        self._bury(why)
+        return served_s
+
+    def _retire(self) -> None:
+        """Note that the host was ended on purpose."""
+        if self.report.state in {State.LOADING, State.FAILED}:
+            self._enter(Event.STOP)
+        self._settle()
+        if self.report.state is State.UNLOADING:
+            self._enter(Event.STOPPED)
 
     async def _watch(self, host: HostProcess[FromEngine]) -> str:
         """Wait for the host's end and return how it came; a host that is stuck is killed."""
@@ -245,6 +256,7 @@ class Engine:
 
     def _load_failed(self, message: LoadFailed) -> None:
         self.report.failure = message.message
+        self._refused = True
         self._unusable = message.message if message.permanent else None
         self._enter(Event.LOAD_FAILED)
 
@@ -260,11 +272,16 @@ class Engine:
             self._enter(Event.DIED)
         else:
             _log.error("model did not load", why=report.failure)
-        report.ready, report.progress, report.stuck = None, None, False
-        report.past, report.now = add_counters(report.past, report.now), Counters()
+        self._settle()
         tickets, self._tickets = self._tickets, {}
         for ticket in tickets.values():
             _end(ticket, _failed(f"the engine failed while it worked on this request: {why}; it starts again"))
+
+    def _settle(self) -> None:
+        """Keep the counts of a host that is gone, and forget what was true of it alone."""
+        report = self.report
+        report.ready, report.progress, report.stuck = None, None, False
+        report.past, report.now = add_counters(report.past, report.now), Counters()
 
     def _enter(self, event: Event) -> None:
         self.report.state = after(self.report.state, event)

@@ -10,6 +10,14 @@ MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 _MOST_ENTRIES: Final = 1_000_000
 _MOST_DIMENSIONS: Final = 4
+_MOST_KEPT: Final = 4096
+"""Longest array of numbers whose values are kept: one for each layer, not one for each token."""
+_RANK_POOLING: Final = 4
+_ENCODERS: Final = ("bert", "t5encoder", "gemma-embedding")
+"""Parts of the names of architectures that only make vectors."""
+_POOLINGS: Final[Mapping[int, str]] = MappingProxyType(
+    {0: "none", 1: "mean", 2: "cls", 3: "last", _RANK_POOLING: "rank"}
+)
 _STRING: Final = 8
 _ARRAY: Final = 9
 _SCALARS: Final[Mapping[int, struct.Struct]] = MappingProxyType(
@@ -95,7 +103,10 @@ class GgufError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a model file says about itself. `metadata`: scalars and strings; of an array only its length."""
+    """What a model file says about itself.
+
+    `metadata`: scalars, strings and short arrays of numbers; of every other array only its length.
+    """
 
     version: int
     metadata: Mapping[str, Any]
@@ -105,6 +116,13 @@ class Header:
     def _number(self, key: str) -> int:
         value = self.metadata.get(f"{self.architecture}.{key}", 0)
         return value if isinstance(value, int) else 0
+
+    def _by_layer(self, key: str) -> tuple[int, ...]:
+        """Return a number for each layer, whether the file has one for all or one for each."""
+        value = self.metadata.get(f"{self.architecture}.{key}", 0)
+        if isinstance(value, tuple):
+            return tuple(int(each) for each in value[: self.layers])
+        return (value if isinstance(value, int) else 0,) * self.layers
 
     @property
     def architecture(self) -> str:
@@ -120,6 +138,46 @@ class Header:
     def layers(self) -> int:
         """Layers; 0 when the file does not say."""
         return self._number("block_count")
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of its hidden states, and of the vectors it makes; 0 when the file does not say."""
+        return self._number("embedding_length")
+
+    @property
+    def pooling(self) -> str:
+        """How vectors of tokens become one: none, mean, cls, last or rank; empty when the file does not say."""
+        value = self.metadata.get(f"{self.architecture}.pooling_type")
+        return _POOLINGS.get(value, "") if isinstance(value, int) else ""
+
+    @property
+    def kind(self) -> str:
+        """What the model does: chat, embedding or rerank.
+
+        A file that says how to pool makes vectors, also when its architecture could generate (Qwen3-Embedding); pooling by
+        rank scores pairs.
+        """
+        if self.pooling == "rank":
+            return "rerank"
+        is_encoder = any(part in self.architecture for part in _ENCODERS)
+        makes_vectors = is_encoder or self.pooling not in {"", "none"}
+        return "embedding" if makes_vectors else "chat"
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Numbers that the KV cache keeps for a token: keys and values of every layer that attends.
+
+        Where the file does not say how wide keys and values are, they are a head's share of the hidden state, as llama.cpp
+        has it; models that keep a compressed cache (MLA) need less, and sliding windows do.
+        """
+        heads = self._by_layer("attention.head_count")
+        key_heads = self._by_layer("attention.head_count_kv")
+        if not any(key_heads) and f"{self.architecture}.attention.head_count_kv" not in self.metadata:
+            key_heads = heads
+        widest = max(heads, default=0)
+        share = self.embedding_width // widest if widest else 0
+        width = (self._number("attention.key_length") or share) + (self._number("attention.value_length") or share)
+        return sum(key_heads) * width
 
     @property
     def quantisation(self) -> str:
@@ -213,6 +271,8 @@ def _value(reader: _Reader, kind: int, key: str) -> Any:  # noqa: ANN401 - whate
     count = reader.number(_U64, key)
     if inner == _STRING:
         reader.skip_texts(count, key)
+    elif inner in _SCALARS and count <= _MOST_KEPT:
+        return tuple(reader.number(_SCALARS[inner], key) for _ in range(count))
     elif inner in _SCALARS:
         reader.skip(_SCALARS[inner].size * count, key)
     else:

@@ -88,7 +88,7 @@ class _Range:
         return f"{low} to {self.high:g}" if math.isfinite(self.high) else f"{low} or more"
 
 
-_SAMPLING_RANGES: Final[Mapping[str, _Range]] = MappingProxyType(
+SAMPLING_RANGES: Final[Mapping[str, _Range]] = MappingProxyType(
     {
         "temperature": _Range(0, 100),
         "top_p": _Range(0, 1, above_low=True),
@@ -183,10 +183,10 @@ def check_tokens(path: str, tokens: list[int], vocabulary: int) -> None:
 
 
 def _sampling(asked: AskedSampling, vocabulary: int, defaults: Sampling) -> Sampling:
-    values = {name: getattr(asked, name) for name in _SAMPLING_RANGES}
+    values = {name: getattr(asked, name) for name in SAMPLING_RANGES}
     for name, value in values.items():
         if value is not None:
-            _check(f"options.sampling.{name}", value, _SAMPLING_RANGES[name])
+            _check(f"options.sampling.{name}", value, SAMPLING_RANGES[name])
     chosen = {name: getattr(defaults, name) if value is None else value for name, value in values.items()}
     _check_group("dry", asked.dry, _DRY_RANGES)
     _check_group("xtc", asked.xtc, _XTC_RANGES)

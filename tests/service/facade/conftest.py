@@ -136,6 +136,29 @@ class ScriptedLlm(llm_pb2_grpc.LlmServiceServicer):
         return llm_pb2.GetStatusResponse(engines=[self.engine])
 
 
+class ScriptedLlmAdmin(llm_pb2_grpc.LlmAdminServiceServicer):
+    """Notes what it is told and obeys, or refuses with `refusal`."""
+
+    def __init__(self) -> None:
+        self.orders: list[object] = []
+        self.refusal: DomainError | None = None
+
+    def _obey(self, order: object) -> llm_pb2.Model:
+        self.orders.append(order)
+        if self.refusal is not None:
+            raise self.refusal
+        return MODEL
+
+    async def LoadModel(self, request, context):
+        return llm_pb2.LoadModelResponse(model=self._obey(request))
+
+    async def UnloadModel(self, request, context):
+        return llm_pb2.UnloadModelResponse(model=self._obey(request))
+
+    async def SwapModel(self, request, context):
+        return llm_pb2.SwapModelResponse(model=self._obey(request))
+
+
 class ScriptedAdmission(admission_pb2_grpc.AdmissionServiceServicer):
     async def GetStatus(self, request, context):
         return admission_pb2.GetStatusResponse(epoch=3, pools=[admission_pb2.PoolStatus(name="gpu0", slots=4)])
@@ -147,6 +170,7 @@ class Mesh:
 
     running: Running
     llm: ScriptedLlm
+    llm_admin: ScriptedLlmAdmin
     llm_health: HealthHandle
     llm_port: int
     http: httpx.AsyncClient
@@ -165,9 +189,10 @@ class Mesh:
 class LlmProcess:
     """The llm server; may be stopped and started again on its port."""
 
-    def __init__(self, settings: PeerSettings, servicer: ScriptedLlm) -> None:
+    def __init__(self, settings: PeerSettings, servicer: ScriptedLlm, admin: ScriptedLlmAdmin) -> None:
         self._settings = settings
         self._servicer = servicer
+        self._admin = admin
         self._stack = AsyncExitStack()
         self.port = 0
         self.health = HealthHandle()
@@ -178,12 +203,16 @@ class LlmProcess:
             running_server(
                 name="llm",
                 settings=self._settings,
-                register=lambda server: llm_pb2_grpc.add_LlmServiceServicer_to_server(self._servicer, server),
-                service_names=("omniserve.llm.v1.LlmService",),
+                register=self._register,
+                service_names=("omniserve.llm.v1.LlmService", "omniserve.llm.v1.LlmAdminService"),
                 listen=f"127.0.0.1:{self.port}",
                 health=self.health,
             )
         )
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        llm_pb2_grpc.add_LlmServiceServicer_to_server(self._servicer, server)
+        llm_pb2_grpc.add_LlmAdminServiceServicer_to_server(self._admin, server)
 
     async def stop(self) -> None:
         await self._stack.aclose()
@@ -192,8 +221,8 @@ class LlmProcess:
 @asynccontextmanager
 async def _mesh(state_dir: Path, **overrides: object) -> AsyncIterator[Mesh]:
     peers = PeerSettings(state_dir=state_dir, drain_grace_s=0.05)
-    servicer = ScriptedLlm()
-    llm = LlmProcess(peers, servicer)
+    servicer, admin = ScriptedLlm(), ScriptedLlmAdmin()
+    llm = LlmProcess(peers, servicer, admin)
     admission = running_server(
         name="admission",
         settings=peers,
@@ -222,7 +251,7 @@ async def _mesh(state_dir: Path, **overrides: object) -> AsyncIterator[Mesh]:
             base_url=f"http://127.0.0.1:{running.port}", headers={"x-omniserve-service-token": token}, timeout=30
         )
         await stack.enter_async_context(http)
-        yield Mesh(running, servicer, llm.health, llm.port, http, state_dir, llm.stop, llm.start)
+        yield Mesh(running, servicer, admin, llm.health, llm.port, http, state_dir, llm.stop, llm.start)
 
 
 @pytest.fixture

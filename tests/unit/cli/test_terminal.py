@@ -69,9 +69,18 @@ def test_a_served_model_shows_what_the_mesh_says_and_dashes_elsewhere():
         "-",
         "94.0 MiB",
         "-",
+        "-",
+        "-",
         "tools",
     )
-    assert served_row({"id": "m"}) == ("m", "-", "-", "-", "-", "-", "-")
+    assert served_row({"id": "m"}) == ("m", *["-"] * 8)
+
+
+@pytest.mark.parametrize(
+    ("extra", "stays"), [({"pinned": True, "ttl_ms": 5}, "pinned"), ({"ttl_ms": 1500}, "1.5 s"), ({"ttl_ms": 0}, "-")]
+)
+def test_a_served_model_says_how_long_it_stays_idle_in_memory(extra, stays):
+    assert served_row({"id": "m", "omniserve": extra})[6] == stays
 
 
 def test_local_models_are_listed_with_what_is_wrong_with_them(tmp_path, make_gguf):

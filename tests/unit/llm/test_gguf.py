@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from services.llm.adapters.model_file import ModelFileError, default_path, read
 from services.llm.core.gguf import GgufError, read_header
+from services.llm.core.memory import kv_bytes, need_mib
 
 
 def text(value: str) -> bytes:
@@ -98,3 +99,67 @@ def test_files_that_are_not_there_or_empty_are_named(tmp_path) -> None:  # type:
         read(tmp_path / "missing.gguf")
     with pytest.raises(ModelFileError, match="Is a directory"):
         read(tmp_path)
+
+
+def number(key: str, value: int) -> bytes:
+    return entry(key, 4, struct.pack("<I", value))
+
+
+def described(architecture: str, **numbers: int) -> bytes:
+    named = [number(f"{architecture}.{key.replace('__', '.')}", value) for key, value in numbers.items()]
+    return model([entry("general.architecture", 8, text(architecture)), *named])
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "pooling"),
+    [
+        (described("llama"), "chat", ""),
+        (described("llama", pooling_type=0), "chat", "none"),
+        (described("qwen3", pooling_type=3), "embedding", "last"),
+        (described("bert", pooling_type=1), "embedding", "mean"),
+        (described("nomic-bert-moe"), "embedding", ""),
+        (described("jina-bert-v2", pooling_type=2), "embedding", "cls"),
+        (described("t5encoder"), "embedding", ""),
+        (described("bert", pooling_type=4), "rerank", "rank"),
+        (described("qwen3", pooling_type=4), "rerank", "rank"),
+        (described("llama", pooling_type=77), "chat", ""),
+    ],
+)
+def test_a_header_tells_what_a_model_does(data: bytes, kind: str, pooling: str) -> None:
+    header = read_header(memoryview(data))
+    assert (header.kind, header.pooling) == (kind, pooling)
+
+
+def test_the_cache_of_a_token_is_keys_and_values_of_every_layer() -> None:
+    shape = {"block_count": 30, "embedding_length": 576, "attention__head_count": 9, "attention__head_count_kv": 3}
+    header = read_header(memoryview(described("llama", **shape)))
+    assert header.kv_values_per_token == 30 * 3 * (64 + 64)
+    wide = read_header(memoryview(described("llama", **shape, attention__key_length=128, attention__value_length=96)))
+    assert wide.kv_values_per_token == 30 * 3 * (128 + 96)
+    del shape["attention__head_count_kv"]
+    assert read_header(memoryview(described("llama", **shape))).kv_values_per_token == 30 * 9 * 128
+
+
+def test_layers_may_have_heads_of_their_own_and_those_that_do_not_attend_have_none() -> None:
+    heads = entry("lfm2.attention.head_count_kv", 9, struct.pack("<IQ3i", 5, 3, 0, 8, 0))
+    entries = [
+        entry("general.architecture", 8, text("lfm2")),
+        number("lfm2.block_count", 3),
+        number("lfm2.embedding_length", 1024),
+        number("lfm2.attention.head_count", 16),
+        heads,
+    ]
+    assert read_header(memoryview(model(entries))).kv_values_per_token == 8 * 128
+
+
+def test_a_file_that_says_nothing_about_heads_has_no_cache() -> None:
+    assert read_header(memoryview(described("mamba", block_count=24))).kv_values_per_token == 0
+
+
+def test_the_default_model_takes_its_file_and_its_cache() -> None:
+    file = read(default_path())
+    assert file.header.kind == "chat"
+    assert kv_bytes(file.header, cells=1024, kv_type="f16") == 1024 * 30 * 3 * 128 * 2
+    assert kv_bytes(file.header, cells=1024, kv_type="q8_0") == 1024 * 30 * 3 * 128 * 34 // 32
+    rounded = need_mib(file.header, file_bytes=file.size, cells=1024, kv_type="f16")
+    assert rounded * 2**20 >= file.size + 1024 * 30 * 3 * 128 * 2 > (rounded - 1) * 2**20

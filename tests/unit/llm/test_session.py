@@ -1,7 +1,6 @@
 """The session of many requests: what must hold whatever order messages are read in."""
 
 import asyncio
-from types import SimpleNamespace
 
 from omniserve.llm.v1 import llm_pb2 as pb
 from services.llm.session import Session
@@ -9,8 +8,6 @@ from services.llm.session import Session
 
 class Generator:
     """Runs for ever, and counts what was begun."""
-
-    entry = SimpleNamespace(name="m")
 
     def __init__(self):
         self.begun = 0

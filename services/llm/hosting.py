@@ -1,0 +1,359 @@
+"""The one owner of what is in memory: carries out what `core/residency.py` decides, and counts who waits and who uses."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+from services.kit import telemetry
+from services.kit.asking import Asking, Permit
+from services.kit.clock import Clock
+from services.kit.errors import DomainError, Reason
+from services.kit.owner import Owner
+from services.llm.adapters.engine import EngineLimits, EngineUnusableError
+from services.llm.core import residency as core
+from services.llm.core.lifecycle import BackOff, State
+from services.llm.core.residency import Phase, Policy, Residency, Seat, Waiter
+from services.llm.resident import Resident, Trouble
+from services.llm.served import Served
+from services.llm.vocabularies import Vocabularies
+
+TIER_RANKS: Final = {"background": 0, "free": 1, "sub": 2, "paid": 3}
+_TIERS: Final = {rank: tier for tier, rank in TIER_RANKS.items()}
+_OPERATOR_RANK: Final = max(TIER_RANKS.values())
+OPERATOR: Final = "operator"
+"""Stands where a tier does: the operator's loads, and those at the start, come first and need no permit."""
+_log = telemetry.logger(__name__)
+
+
+class Permits(Protocol):
+    """Where permits come from: kit's PermitClient."""
+
+    def permit(
+        self, *, modality: str, tier: str, principal: str, request_id: str
+    ) -> AbstractAsyncContextManager[Permit]:
+        """Wait for a permit and hold it for the length of the block. Raises DomainError when there is none."""
+
+    def ask(
+        self,
+        *,
+        modality: str,
+        tier: str,
+        principal: str,
+        request_id: str,
+        may_wait: bool,
+        on_queued: Callable[[int, int | None], None],
+    ) -> AbstractAsyncContextManager[Asking]:
+        """Ask for a permit; leaving the block gives it back or withdraws the ask."""
+
+
+class Leases(Protocol):
+    """Where memory comes from."""
+
+    def lease(self, model: str, *, size_mib: int) -> AbstractAsyncContextManager[None]:
+        """Hold so much memory for the length of the block. Raises DomainError `no_capacity`."""
+
+
+class OwnBudget:
+    """Memory that nobody else decides about: the residency's own budget is all there is."""
+
+    @asynccontextmanager
+    async def lease(self, model: str, *, size_mib: int) -> AsyncIterator[None]:
+        """See Leases."""
+        _log.info("memory charged", model=model, size_mib=size_mib)
+        try:
+            yield
+        finally:
+            _log.info("memory credited", model=model, size_mib=size_mib)
+
+
+@dataclass(slots=True)
+class Wait:
+    """Somebody who waits for a model. `left_s`: how long it still may."""
+
+    ticket: int
+    left_s: float
+    error: DomainError | None = None
+
+
+class Hosting:
+    """Runs the hosts of all models. `run` must be running. `on_change` hears when the state of an engine has changed."""
+
+    def __init__(
+        self,
+        *,
+        permits: Permits,
+        leases: Leases,
+        clock: Clock,
+        owner: Owner,
+        policy: Policy,
+        limits: EngineLimits,
+        environ: Mapping[str, str],
+        load_wait_s: float,
+    ) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self.vocabularies = Vocabularies(owner, clock)
+        self.load_wait_s = load_wait_s
+        self._permits = permits
+        self._leases = leases
+        self._clock = clock
+        self._owner = owner
+        self._limits = limits
+        self._environ = environ
+        self._residency = Residency(policy)
+        self._all: dict[int, Resident] = {}
+        self._waits: dict[int, dict[int, Wait]] = {}
+        self._seen: dict[int, tuple[Phase, bool]] = {}
+        self._numbers = itertools.count(1)
+        self._news = asyncio.Event()
+        self._back_off = BackOff(first_s=1.0)
+
+    # ---- models -----------------------------------------------------------------------------------------------
+
+    def add(self, served: Served) -> Resident:
+        """Know a model that is not in memory."""
+        key = next(self._numbers)
+        resident = self._all[key] = Resident(
+            key,
+            served,
+            limits=self._limits,
+            clock=self._clock,
+            environ=self._environ,
+            on_state=self._state_changed,
+        )
+        self._waits[key] = {}
+        self._residency.add(key, need_mib=served.need_mib, pinned=served.pinned, ttl_s=served.ttl_s)
+        return resident
+
+    def adjust(self, resident: Resident, served: Served) -> None:
+        """Keep a model, whose host stays as it is, as the catalogue says now."""
+        resident.served = served
+        self._residency.adjust(resident.key, pinned=served.pinned, ttl_s=served.ttl_s)
+        self._poke()
+
+    def retire(self, resident: Resident) -> None:
+        """Let a model go when nobody uses it any more."""
+        resident.retired, resident.is_required = True, False
+        self._residency.hold(resident.key, held=True)
+        self._owner.start(self._see_off(resident), name=f"retire {resident.name}")
+        self._poke()
+        resident.tell()
+
+    async def _see_off(self, resident: Resident) -> None:
+        seat = self._residency.seat(resident.key)
+        while seat.active:
+            await resident.changed.wait()
+        self._do(self._residency.dismiss(resident.key))
+        while seat.phase is not Phase.ABSENT or resident.visitors or self._waits[resident.key]:
+            await resident.changed.wait()
+        for task in (resident.asking, resident.texting):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        self._residency.forget(resident.key)
+        del self._all[resident.key], self._waits[resident.key]
+        self._seen.pop(resident.key, None)
+
+    # ---- who waits, who uses ----------------------------------------------------------------------------------
+
+    def usable(self, resident: Resident) -> bool:
+        """Return whether a request may use a model now."""
+        return self._residency.usable(resident.key) and resident.engine.report.state is State.READY
+
+    @contextmanager
+    def waiting(self, resident: Resident, tier: str) -> Iterator[Wait]:
+        """Want a model for the length of the block; see Wait.error."""
+        operator = tier == OPERATOR
+        rank = _OPERATOR_RANK if operator else TIER_RANKS.get(tier, TIER_RANKS["free"])
+        wait = Wait(next(self._numbers), self.load_wait_s)
+        waiter = Waiter(rank, self._clock.monotonic(), operator)
+        self._waits[resident.key][wait.ticket] = wait
+        self._residency.want(resident.key, wait.ticket, waiter)
+        if not self.usable(resident):
+            self._poke()
+        try:
+            yield wait
+        finally:
+            self.end_wait(resident, wait)
+
+    def end_wait(self, resident: Resident, wait: Wait) -> None:
+        """Want a model no more."""
+        if self._waits[resident.key].pop(wait.ticket, None) is not None:
+            self._residency.leave(resident.key, wait.ticket)
+            self._poke()
+            if resident.retired:
+                resident.tell()
+
+    @contextmanager
+    def using(self, resident: Resident) -> Iterator[None]:
+        """Use a model, which must be usable, for the length of the block."""
+        self._residency.begin(resident.key)
+        try:
+            yield
+        finally:
+            self._residency.end(resident.key, self._clock.monotonic())
+            self._poke()
+            if self._residency.seat(resident.key).held:
+                resident.tell()
+
+    def seat(self, resident: Resident) -> Seat:
+        """Return a model's seat, to be read."""
+        return self._residency.seat(resident.key)
+
+    def hold(self, resident: Resident, *, held: bool) -> None:
+        """Let nobody use or load a model, or let them again."""
+        self._residency.hold(resident.key, held=held)
+        self._poke()
+
+    @contextmanager
+    def held(self, resident: Resident) -> Iterator[None]:
+        """Let nobody use or load a model for the length of the block."""
+        self.hold(resident, held=True)
+        try:
+            yield
+        finally:
+            if not resident.retired:
+                self.hold(resident, held=False)
+
+    async def empty(self, resident: Resident, wait_s: float) -> None:
+        """Unload a model that is held. Raises DomainError `upstream_timeout` when it is used for longer than that."""
+        seat = self._residency.seat(resident.key)
+        try:
+            async with asyncio.timeout(wait_s):
+                while seat.active:
+                    await resident.changed.wait()
+        except TimeoutError:
+            message = f"{seat.active} requests still run on {resident.name!r} after {wait_s:g} s"
+            raise DomainError(Reason.UPSTREAM_TIMEOUT, message, field="wait_ms", retry_after_ms=2_000) from None
+        if not resident.retired:  # else it is seen off already
+            self._do(self._residency.dismiss(resident.key))
+        while seat.phase is not Phase.ABSENT:
+            await resident.changed.wait()
+
+    # ---- memory -----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Decide and carry out, for ever."""
+        while True:
+            self._news.clear()
+            now_s = self._clock.monotonic()
+            decision = self._residency.decide(now_s)
+            self._do(decision.actions)
+            self._announce()
+            unloaded = [each for key, each in self._all.items() if self._residency.seat(key).phase is Phase.ABSENT]
+            text_s = self.vocabularies.tidy(unloaded, now_s)
+            again = [at_s for at_s in (decision.again_s, text_s) if at_s is not None]
+            try:
+                async with asyncio.timeout(min(again) - now_s if again else None):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+
+    def _poke(self) -> None:
+        self._news.set()
+
+    def _announce(self) -> None:
+        """Wake who waits for a model whose memory or openness has changed."""
+        for key, resident in self._all.items():
+            seen = self._residency.seat(key).phase, self.usable(resident)
+            if self._seen.get(key) != seen:
+                self._seen[key] = seen
+                resident.tell()
+
+    def _do(self, actions: Sequence[core.Action]) -> None:
+        for action in actions:
+            resident = self._all[action.key]
+            match action:
+                case core.Ask():
+                    task = self._owner.start(self._ask_leave(resident, action), name=f"leave to load {resident.name}")
+                    resident.asking = task
+                case core.Withdraw():
+                    if resident.asking is not None:
+                        resident.asking.cancel()
+                case core.Load():
+                    resident.life = self._owner.start(self._live(resident), name=f"host of {resident.name}")
+                    resident.life.add_done_callback(partial(self._died, resident))
+                case core.Unload():
+                    if resident.life is not None:
+                        resident.life.cancel()
+                case core.Refuse(need_mib=need_mib, most_mib=most_mib):
+                    message = f"{resident.name!r} needs {need_mib} MiB; pinned models leave {most_mib}"
+                    self.fail(resident, DomainError(Reason.NO_CAPACITY, message, retry_after_ms=60_000))
+        if actions:
+            self._poke()
+
+    async def _ask_leave(self, resident: Resident, ask: core.Ask) -> None:
+        """Load a model under a permit of the load's own; the operator needs none."""
+        try:
+            if ask.operator:
+                await self._load(resident)
+                return
+            async with self._permits.permit(
+                modality="llm", tier=_TIERS[ask.rank], principal="llm", request_id=f"load {resident.name}"
+            ):
+                await self._load(resident)
+        except DomainError as error:
+            self.fail(resident, error)
+        finally:
+            if resident.asking is asyncio.current_task():
+                resident.asking = None
+                self._residency.refused_leave(resident.key)
+                self._poke()
+
+    async def _load(self, resident: Resident) -> None:
+        _, actions = self._residency.commit(resident.key, self._clock.monotonic())
+        resident.asking = None
+        self._do(actions)
+        self._poke()
+        seat = self._residency.seat(resident.key)
+        while seat.phase in {Phase.ADMITTED, Phase.LOADING}:
+            await resident.changed.wait()
+
+    async def _live(self, resident: Resident) -> None:
+        """Run a model's host until it is cancelled or the load is given up."""
+        try:
+            async with self._leases.lease(resident.name, size_mib=resident.served.need_mib):
+                await resident.engine.supervise()
+        except EngineUnusableError:
+            if resident.is_required:
+                raise
+        except DomainError as refused:
+            self.fail(resident, refused)
+            return
+        why = resident.engine.report.failure or "its host died"
+        resident.failures += 1
+        now_s = self._clock.monotonic()
+        pause_s = self._back_off.pause_s(resident.failures + 1)
+        self._residency.rest(resident.key, now_s + pause_s)
+        if resident.is_required:
+            return  # who waits for it waits on: it will be tried for ever
+        message = f"the model {resident.name!r} cannot be loaded: {why}"
+        error = DomainError(Reason.ENGINE_FAILED, message, field="model", retry_after_ms=round(pause_s * 1000))
+        resident.trouble = Trouble(error, now_s + pause_s)
+        self.fail(resident, error)
+
+    def _died(self, resident: Resident, _: asyncio.Task[None]) -> None:
+        """Credit a model's memory: its process is gone. Not in the task itself: cancelled early, it never begins."""
+        resident.life = None
+        self._residency.gone(resident.key)
+        self._poke()
+
+    def fail(self, resident: Resident, error: DomainError) -> None:
+        """Tell those who wait for a model that they wait in vain."""
+        waits = self._waits[resident.key]
+        for wait in waits.values():
+            wait.error = error
+            self._residency.leave(resident.key, wait.ticket)
+        waits.clear()
+        resident.tell()
+        self._poke()
+
+    def _state_changed(self, resident: Resident) -> None:
+        state = resident.engine.report.state
+        if state is State.READY:
+            self._residency.loaded(resident.key, self._clock.monotonic())
+        self.on_change()
+        self._poke()

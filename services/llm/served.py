@@ -1,0 +1,207 @@
+"""The models that the settings ask for: each with everything that is decided before it is loaded."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from services.kit import config
+from services.kit.config import ConfigError, Document, Fault
+from services.llm.adapters import model_file
+from services.llm.adapters.model_file import ModelFile, ModelFileError
+from services.llm.core.catalogue import Entry, Kind, entry, repeated
+from services.llm.core.memory import need_mib
+from services.llm.core.wire import EngineConfig, Sampling, TextConfig
+from services.llm.sections import ModelSection, ModelsSection
+from services.llm.settings import LlmSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model of the catalogue. `system`: message for chats that bring none; None leaves it to the template.
+
+    `ttl_s`: how long it stays in memory idle, 0 for ever. `pinned`: it never makes room for another. `preload`: it is loaded
+    at the start, and the service is ready only when it is. `is_fixed`: its name was given, not taken from the file.
+    """
+
+    entry: Entry
+    file: ModelFile
+    engine: EngineConfig
+    text: TextConfig
+    sampling: Sampling
+    system: str | None
+    ttl_s: float = 0.0
+    pinned: bool = False
+    preload: bool = False
+    is_fixed: bool = True
+
+    @property
+    def need_mib(self) -> int:
+        """Memory it takes, MiB: as large as its file, and its KV cache."""
+        config = self.engine
+        return need_mib(self.file.header, file_bytes=self.file.size, cells=config.context_cells, kv_type=config.kv_type)
+
+    @property
+    def developer_role(self) -> bool:
+        """Whether the model's template knows the role developer."""
+        return "developer" in self.file.header.template
+
+    @property
+    def context_tokens(self) -> int:
+        """Most tokens of one request, as far as is known before it is loaded."""
+        config = self.engine
+        limits = (config.context_cells, config.context_tokens, self.file.header.context_tokens)
+        return min(limit for limit in limits if limit > 0)
+
+    def runs_like(self, other: "Served") -> bool:
+        """Return whether a host of this one is as good for the other."""
+        return (self.engine, self.text, self.file, self.entry.kind) == (
+            other.engine,
+            other.text,
+            other.file,
+            other.entry.kind,
+        )
+
+
+def read_served(settings: LlmSettings) -> tuple[Served, ...]:
+    """Return the models, the default one first: those of omniserve.yaml, or else the one of the settings.
+
+    Raises ConfigError with the line, and ModelFileError for the one of the settings.
+    """
+    document = config.read(settings.config)
+    sections = document.section("models", ModelsSection)
+    if not sections:
+        return (from_settings(settings),)
+    if settings.gguf is not None:
+        message = "and OMNISERVE_LLM_GGUF both say what is served; keep one of them"
+        raise ConfigError([document.fault(("models",), message)])
+    return _from_sections(settings, document, sections)
+
+
+def from_settings(settings: LlmSettings) -> Served:
+    """Return the one model of the settings: it is loaded at the start and stays. Raises ModelFileError."""
+    file = model_file.read(settings.gguf or model_file.default_path())
+    return Served(
+        entry=entry(file.path.stem, name=settings.model_name, aliases=settings.model_aliases),
+        file=file,
+        engine=engine_config(settings, file),
+        text=text_config(settings, file),
+        sampling=sampling(settings),
+        system=settings.system(),
+        pinned=True,
+        preload=True,
+        is_fixed=bool(settings.model_name),
+    )
+
+
+def _from_sections(settings: LlmSettings, document: Document, sections: Sequence[ModelSection]) -> tuple[Served, ...]:
+    faults: list[Fault] = []
+    found: list[Served] = []
+    for place, section in enumerate(sections):
+        path: config.Place = ("models", place)
+        try:
+            found.append(_from_section(settings, Path(document.file).parent, section))
+        except ModelFileError as error:
+            faults.append(document.fault((*path, "path"), str(error)))
+        except ValueError as error:
+            faults.append(document.fault(path, str(error)))
+    entries = [Entry(each.name, each.aliases) for each in sections]
+    for place, name, owner in repeated(entries):
+        field = "name" if name == sections[place].name else "aliases"
+        faults.append(document.fault(("models", place, field), f"{name!r} is a name of {owner!r} already"))
+    if not faults:
+        faults += _misfits(settings.memory_mib, document, found)
+    if faults:
+        raise ConfigError(faults)
+    return tuple(found)
+
+
+def _misfits(budget_mib: int, document: Document, found: Sequence[Served]) -> Iterator[Fault]:
+    """Return a fault for each model that the memory is too small for, whatever leaves it."""
+    if budget_mib == 0:
+        return
+    pinned_mib = sum(each.need_mib for each in found if each.pinned)
+    for place, each in enumerate(found):
+        most_mib = budget_mib - pinned_mib + (each.need_mib if each.pinned else 0)
+        if each.need_mib > most_mib:
+            message = (
+                f"needs {each.need_mib} MiB; OMNISERVE_LLM_MEMORY_MIB is {budget_mib}, pinned models leave {most_mib}"
+            )
+            yield document.fault(("models", place), message)
+    preloaded_mib = sum(each.need_mib for each in found if each.preload)
+    if preloaded_mib > budget_mib:
+        message = f"those to preload need {preloaded_mib} MiB together; OMNISERVE_LLM_MEMORY_MIB is {budget_mib}"
+        yield document.fault(("models",), message)
+
+
+def _from_section(settings: LlmSettings, folder: Path, section: ModelSection) -> Served:
+    file = model_file.read(folder / section.path.expanduser())
+    kind = Kind(section.kind or file.header.kind)
+    if kind is not Kind.CHAT:
+        raise ValueError(f"is of kind {kind.value}; only models that generate text can be served here")
+    names = ("ctx", "request_ctx", "contexts", "warm_prefixes", "ngl", "kv_type", "threads")
+    own = {name: value for name in names if (value := getattr(section, name)) is not None}
+    theirs = settings.model_copy(update=own)
+    if (misfit := theirs.misfit()) is not None:
+        raise ValueError(misfit)
+    chosen = section.sampling.model_dump(exclude_none=True)
+    system = settings.own_system() if section.system is None else section.system
+    return Served(
+        entry=Entry(section.name, tuple(dict.fromkeys(section.aliases)), kind),
+        file=file,
+        engine=engine_config(theirs, file),
+        text=text_config(theirs, file),
+        sampling=msgspec.structs.replace(sampling(settings), **chosen),
+        system=None if system == "none" else system,
+        ttl_s=section.ttl_s,
+        pinned=section.pin,
+        preload=section.preload,
+    )
+
+
+def sampling(settings: LlmSettings) -> Sampling:
+    """Return how tokens are chosen when nobody says anything else."""
+    return Sampling(temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k, min_p=settings.min_p)
+
+
+def text_config(settings: LlmSettings, file: ModelFile) -> TextConfig:
+    """Return the text host's configuration."""
+    return TextConfig(str(file.path), settings.template_s, settings.prompt_bytes, settings.text_memory_mib)
+
+
+def engine_config(settings: LlmSettings, file: ModelFile) -> EngineConfig:
+    """Return the engine host's configuration."""
+    return EngineConfig(
+        path=str(file.path),
+        layers=file.header.layers,
+        context_cells=settings.ctx,
+        context_tokens=settings.request_ctx,
+        slots=settings.contexts,
+        warm_sequences=settings.warm_prefixes,
+        batch_tokens=settings.batch,
+        ubatch_tokens=settings.ubatch,
+        threads=settings.compute_threads(),
+        gpu_layers=None if settings.ngl == "auto" else settings.ngl,
+        keep_free_mib=settings.ngl_auto_keep_free_mb,
+        allow_cpu_fallback=settings.allow_cpu_fallback,
+        kv_type=settings.kv_type,
+        flash_attention=settings.flash_attention(),
+        stall_s=settings.stall_ms / 1000,
+        stall_ratio=settings.stall_ratio,
+        flush_s=settings.flush_ms / 1000,
+        govern_threads=settings.govern_threads,
+    )
+
+
+def host_environment(settings: LlmSettings) -> dict[str, str]:
+    """Return what a host's environment has beyond ours.
+
+    numpy's own threads would compete with the engine's. How long those spin is decided here unless the owner of the box
+    has decided it with OpenMP's own variables.
+    """
+    ours = {"OPENBLAS_NUM_THREADS": "1"}
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        ours["GOMP_SPINCOUNT"] = str(settings.spin)
+    return ours
