@@ -188,7 +188,7 @@ class Callouts:
         self.known: dict[bytes, Opener] = {}
         self.lines: set[Line] = set()
 
-    def opener(self, block: bytes, headers: Mapping[str, str], *, is_stateless: bool) -> Opener:
+    def opener(self, key: bytes, headers: Mapping[str, str], *, is_lasting: bool) -> Opener:
         """Return what takes a call with these headers, and spare the next one with equal headers the decoding."""
         path = headers.get(":path", "")
         why = self._check(path, headers.get(TOKEN_KEY))
@@ -197,10 +197,10 @@ class Callouts:
         opener = self._openers.get(path)
         if opener is None:
             return _refusing(grpc.StatusCode.UNIMPLEMENTED, f"no {path} here")
-        if is_stateless and "traceparent" not in headers:  # with one, no two heads are equal
+        if is_lasting:
             if len(self.known) >= _MOST_KNOWN:
                 self.known.clear()
-            self.known[block] = opener
+            self.known[key] = opener
         return opener
 
     def calls(self) -> list[Stream]:

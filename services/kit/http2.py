@@ -14,6 +14,7 @@ from hpack.exceptions import HPACKError
 from typing_extensions import override
 
 from services.kit import telemetry
+from services.kit.heads import TRACE, untraced
 
 _log = telemetry.logger(__name__)
 
@@ -69,8 +70,8 @@ class House(Protocol):
     known: dict[bytes, Opener]
     lines: "set[Line]"
 
-    def opener(self, block: bytes, headers: Mapping[str, str], *, is_stateless: bool) -> Opener:
-        """Return who takes a stream; `block` means the same next time if `is_stateless`."""
+    def opener(self, key: bytes, headers: Mapping[str, str], *, is_lasting: bool) -> Opener:
+        """Return who takes a stream; if `is_lasting`, heads with this key (heads.untraced) mean the same ever after."""
 
 
 def frame(kind: int, flags: int, number: bytes, payload: bytes) -> bytes:
@@ -248,9 +249,10 @@ class Line(asyncio.Protocol):
             self._decode(block)
             self._hang_up(number)
             return
-        opener = self._known.get(block) if self._is_stateless else None
+        key = untraced(block)
+        opener = self._known.get(key) if self._is_stateless else None
         if opener is None:
-            opener = self._look_up(block)
+            opener = self._look_up(block, key)
         if len(self.streams) >= _MOST_STREAMS:
             self._out.append(frame(RESET, 0, number, _REFUSED.to_bytes(4, "big")))
             return
@@ -305,12 +307,20 @@ class Line(asyncio.Protocol):
         if stream is not None:
             stream.hang_up()
 
-    def _look_up(self, block: bytes) -> Opener:
+    def _look_up(self, block: bytes, key: bytes) -> Opener:
         headers = self._decode(block)
-        opener = self._house.opener(block, headers, is_stateless=self._is_stateless)
+        is_lasting = self._is_stateless and self._is_untraced(key, headers)
+        opener = self._house.opener(key, headers, is_lasting=is_lasting)
         if self._decoder.max_allowed_table_size == self._decoder.header_table_size == 0:
             self._is_stateless = True
         return opener
+
+    def _is_untraced(self, key: bytes, headers: dict[str, str]) -> bool:
+        """Return whether a key says what the head with these headers says, but for the trace."""
+        try:
+            return self._decode(key) == (headers | {TRACE: ""} if TRACE in headers else headers)
+        except BrokenProtocolError:
+            return False
 
     def _decode(self, block: bytes) -> dict[str, str]:
         try:

@@ -242,6 +242,29 @@ async def test_every_way_to_ask_that_the_protocol_has_is_understood(callouts, fr
     assert b"abc" in await talk(callouts[1], PREFACE + SETTINGS + frames)
 
 
+async def test_calls_with_traces_of_their_own_have_one_head_and_whoever_has_no_token_none(callouts):
+    served, port = callouts
+    traced = [LATER_HEAD + literal(b"traceparent", b"trace-%d" % number) for number in range(5)]
+    asked = b"".join(frame(1, 0x4, 2 * number + 3, head) for number, head in enumerate(traced))
+    assert b"abc" in await talk(port, PREFACE + SETTINGS + frame(1, 0x4, 1, HEAD) + asked + frame(0, 0, 11, QUESTION))
+    assert len(served.known) == 1
+
+    stranger = traced[0].replace(b"right", b"wrong")
+    heard = await talk(
+        port, PREFACE + SETTINGS + frame(1, 0x4, 1, HEAD) + frame(1, 0x4, 3, stranger), wait_for=b"wants"
+    )
+    assert b"wants a token" in heard
+    assert len(served.known) == 1
+
+
+async def test_what_only_looks_like_a_trace_is_not_taken_out_of_a_head(callouts):
+    served, port = callouts
+    heads = [LATER_HEAD + literal(b"x", b"\x0btraceparent\x05" + tail) for tail in (b"first", b"other")]
+    asked = b"".join(frame(1, 0x4, 2 * number + 3, head) for number, head in enumerate(heads))
+    assert b"abc" in await talk(port, PREFACE + SETTINGS + frame(1, 0x4, 1, HEAD) + asked + frame(0, 0, 5, QUESTION))
+    assert not served.known
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(1, 200), max_size=12))
 async def test_it_does_not_matter_how_the_bytes_are_cut(callouts, cuts: list[int]):
