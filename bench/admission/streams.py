@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -233,13 +233,18 @@ async def open_loop(ours: grpc.aio.Channel, seconds: float) -> None:
             arrives += chance.expovariate(arrivals_per_s)
 
     print(f"\nopen loop: {LOAD:.0%} of {SLOTS / USE_S:.0f} permits/s for {seconds:g} s, {PAID_SHARE:.0%} paid")
-    print("tier   callers   p50 wait ms   p99 wait ms")
+    print("\n".join(waits_by_tier(waits)))
+
+
+def waits_by_tier(waits: Mapping[str, Sequence[float]]) -> list[str]:
+    """Return the table of waits (seconds, by tier) and how much shorter paid's are at the 99th percentile."""
+    lines = ["tier   callers   p50 wait ms   p99 wait ms"]
     p99 = {}
     for tier in ("paid", "free"):
         ordered = sorted(waits[tier])
         p50, p99[tier] = (ordered[int(len(ordered) * part)] * 1000 for part in (0.50, 0.99))
-        print(f"{tier}   {len(ordered):>7}   {p50:>11.1f}   {p99[tier]:>11.1f}")
-    print(f"p99 of free over p99 of paid: {p99['free'] / p99['paid']:.0f} (goal 20)")
+        lines.append(f"{tier}   {len(ordered):>7}   {p50:>11.1f}   {p99[tier]:>11.1f}")
+    return [*lines, f"p99 of free over p99 of paid: {p99['free'] / p99['paid']:.0f} (goal 20)"]
 
 
 async def measure(arguments: argparse.Namespace) -> None:
