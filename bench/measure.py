@@ -35,6 +35,12 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
     return spread([our / their for our, their in zip(ours, theirs, strict=True)])
 
 
-def abba(round_index: int) -> tuple[int, int]:
-    """Which side goes first: 0 1, then 1 0, so that a drift of the machine favours neither."""
-    return (0, 1) if round_index % 2 == 0 else (1, 0)
+def there_and_back(round_index: int, count: int) -> tuple[int, ...]:
+    """Order of `count` sides: 0 1 2, then 2 1 0, so that a drift of the machine favours none."""
+    there = tuple(range(count))
+    return there if round_index % 2 == 0 else there[::-1]
+
+
+def abba(round_index: int) -> tuple[int, ...]:
+    """Order of two sides: 0 1, then 1 0."""
+    return there_and_back(round_index, 2)

@@ -114,7 +114,7 @@ def _values(settings: EdgeSettings) -> dict[str, Node]:
         "IDENTITY_ENDPOINTS": _endpoints("identity", checks),
         "RELAY_ENDPOINTS": _endpoints("relay", settings.relay_address),
         "ADMIN_ENDPOINTS": _endpoints("envoy_admin", f"127.0.0.1:{settings.admin_port}"),
-        "TRACING": _tracing() if settings.otlp_endpoint else None,
+        "TRACING": _tracing(settings.traced_percent) if settings.otlp_endpoint else None,
         "COLLECTOR_ENDPOINTS": _collector(settings.otlp_endpoint),
     }
 
@@ -136,10 +136,10 @@ def _collector(endpoint: str) -> Node:
     return _endpoints("collector", f"{parts.hostname}:{parts.port or 4317}")
 
 
-def _tracing() -> Node:
-    """Return the connection managers' tracing. The URL tag is cut to nothing: Envoy would put the query string into it."""
+def _tracing(percent: float) -> Node:
+    """Return the connection managers' tracing of so many requests. The URL tag is cut to nothing: Envoy would put the query string into it."""
     return {
-        "random_sampling": {"value": 100},
+        "random_sampling": {"value": percent},
         "spawn_upstream_span": True,
         "max_path_tag_length": 0,
         "custom_tags": [{"tag": "url.path", "value": "%PATH(NQ:ORIG_OR_PATH)%"}],

@@ -76,6 +76,13 @@ class EdgeSettings(MeshSettings):
     )
     max_connections: int = knob(20_000, "Most connections of callers at once.", ge=1)
     workers: int = knob(0, "Worker threads of Envoy; 0 means one per core.", ge=0, le=1024)
+    traced_percent: float = knob(
+        100.0,
+        "Share of requests that are traced, where tracing is on; a caller's own trace is always followed as it says.",
+        unit="%",
+        ge=0,
+        le=100,
+    )
     envoy: str = knob("", "The Envoy binary; empty means the one in the virtual environment.")
     drain_notice_s: int = knob(
         1,

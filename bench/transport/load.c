@@ -1,8 +1,8 @@
 /* The load of bench.transport: keep-alive HTTP/1.1 connections that ask again as soon as they are answered.
  *
- *     load PORT PATH CONNECTIONS SECONDS
+ *     load PORT CONNECTIONS SECONDS <REQUEST
  *
- * prints one line: answers, bad answers, seconds, CPU seconds of its own, and the 50th, 90th and 99th percentile of the time
+ * sends the request as it stands and prints one line: answers, bad answers, seconds, CPU seconds of its own, and the 50th, 90th and 99th percentile of the time
  * to an answer in microseconds. An answer needs a content-length. In C, so that the client takes little of the machine
  * that it measures. One thread, one epoll. Exit status 1 when a connection fails.
  */
@@ -33,7 +33,7 @@ struct connection {
 
 static uint32_t samples[MOST_SAMPLES];
 static size_t answers, bad;
-static char request[1024];
+static char request[ROOM];
 static size_t request_size;
 
 static double now(void) {
@@ -89,13 +89,13 @@ static int rising(const void *a, const void *b) {
 static uint32_t percentile(size_t count, double part) { return count ? samples[(size_t)((double)(count - 1) * part)] : 0; }
 
 int main(int count, char **words) {
-    if (count != 5) {
-        fprintf(stderr, "usage: load PORT PATH CONNECTIONS SECONDS\n");
+    if (count != 4) {
+        fprintf(stderr, "usage: load PORT CONNECTIONS SECONDS <REQUEST\n");
         return 2;
     }
-    int connections = atoi(words[3]);
-    double seconds = atof(words[4]);
-    request_size = (size_t)snprintf(request, sizeof request, "GET %s HTTP/1.1\r\nhost: bench\r\n\r\n", words[2]);
+    int connections = atoi(words[2]);
+    double seconds = atof(words[3]);
+    request_size = fread(request, 1, sizeof request, stdin);
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(words[1]))};
     inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
     struct connection *all = calloc((size_t)connections, sizeof *all);

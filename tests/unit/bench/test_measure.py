@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.measure import Spread, abba, ratio, spread
+from bench.measure import Spread, abba, ratio, spread, there_and_back
 
 
 def test_a_spread_is_the_median_with_its_extremes():
@@ -28,6 +28,10 @@ def test_rounds_of_unequal_number_are_refused():
 
 def test_each_side_goes_first_in_every_other_round():
     assert [abba(index) for index in range(4)] == [(0, 1), (1, 0), (0, 1), (1, 0)]
+
+
+def test_several_sides_are_measured_there_and_back():
+    assert [there_and_back(index, 3) for index in range(3)] == [(0, 1, 2), (2, 1, 0), (0, 1, 2)]
 
 
 def test_a_spread_is_shown_with_the_digits_asked_for():

@@ -84,7 +84,9 @@ def test_no_token_is_written_into_the_configuration(tmp_path):
 
 def test_without_a_collector_nothing_is_traced():
     assert "tracing" not in connection_manager(rendered(), "public")
-    assert connection_manager(rendered(otlp_endpoint="http://c:4317"), "public")["tracing"]["max_path_tag_length"] == 0
+    tracing = connection_manager(rendered(otlp_endpoint="http://c:4317", traced_percent=1.0), "public")["tracing"]
+    assert tracing["max_path_tag_length"] == 0
+    assert tracing["random_sampling"] == {"value": 1.0}
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "192.168.1.5", "::"])
