@@ -21,7 +21,7 @@ from bench.transport.front_door import Behind, FrontDoor, front_door
 from bench.transport.report import Burst, Name, read_burst
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from contextlib import ExitStack
 
 READY_S = 120.0
@@ -79,6 +79,7 @@ class Starter:
         self._stack = stack
         self._folder = folder
         self._collector = collector
+        self._children: list[Child] = []
 
     def all(self, peers: Path | None) -> Sides:
         """Start everything and wait until it answers. `peers`: their environment; None leaves them out."""
@@ -98,7 +99,7 @@ class Starter:
             *self._peers(peers, worker),
         ]
         for side in sides:
-            wait_for(side)
+            wait_for(side, self._check)
         return Sides(tuple(sides), gated)
 
     def _peers(self, root: Path | None, worker: int) -> list[Side]:
@@ -129,15 +130,20 @@ class Starter:
 
     def _run(self, name: str, environ: Mapping[str, str], *command: str) -> int:
         child = Child(command, environ=environ, log=self._folder / f"{name}.log", cwd=CHECKOUT)
-        return self._stack.enter_context(child).pid
+        self._children.append(self._stack.enter_context(child))
+        return child.pid
+
+    def _check(self) -> None:
+        for child in self._children:
+            child.check()
 
 
 def _door_side(name: Name, door: FrontDoor) -> Side:
     return Side(name, door.port, door.key, proxy=(door.envoy,), admission=(door.admission,))
 
 
-def wait_for(side: Side) -> None:
-    """Return when the side answers the request. Raises TimeoutError."""
+def wait_for(side: Side, check: Callable[[], None]) -> None:
+    """Return when the side answers the request. Raises TimeoutError; `check` raises when waiting is useless."""
     head, _, body = question(side.key).partition(b"\r\n\r\n")
     headers = dict(line.decode().split(": ", 1) for line in head.split(b"\r\n")[1:])
     request = urllib.request.Request(f"http://127.0.0.1:{side.port}{CHAT_PATH}", body, headers)
@@ -145,6 +151,7 @@ def wait_for(side: Side) -> None:
     ends = time.monotonic() + limit_s
     last = ""
     while time.monotonic() < ends:
+        check()
         try:
             with urllib.request.urlopen(request, timeout=10) as said:  # noqa: S310 - our own address
                 if json.loads(said.read())["choices"]:
