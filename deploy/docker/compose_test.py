@@ -1,7 +1,8 @@
 """Proves the compose file: `make compose-test` builds and starts it for real, and removes it again.
 
 Under a project name, an image name and ports of its own: a chat goes through the published front door with a trace id that
-is then looked up in Jaeger, with a span of everybody it passed; a stop drains, with exit status 0 everywhere.
+is then looked up in Jaeger, with a span of everybody it passed; callers need the key that the first start made; a stop
+drains, with exit status 0 everywhere.
 """
 
 import http.client
@@ -81,44 +82,71 @@ def _up(project: Project) -> Iterator[None]:
         yield
     except CheckFailedError:
         subprocess.run(["docker", "compose", "-p", project.name, "logs", "--tail", "40"], cwd=ROOT, check=False)
+        _show_health(project)
         raise
     finally:
         project.compose("down", "--volumes", "--remove-orphans", "--timeout", "20")
         subprocess.run(["docker", "image", "rm", "--force", f"{project.name}:test"], check=False, capture_output=True)
 
 
+def _show_health(project: Project) -> None:
+    """Print what each container's health checks said."""
+    ids = project.compose("ps", "--all", "--quiet", capture=True).split()
+    shape = '{{index .Config.Labels "com.docker.compose.service"}} {{json .State.Health}}'
+    subprocess.run(["docker", "inspect", "--format", shape, *ids], check=False)
+
+
 def _check(project: Project) -> None:
     _timed(
         "ready", lambda: _until(lambda: _status(project.port, "/readyz") == http.HTTPStatus.OK, "ready", _READY_LIMIT_S)
     )
+    key = _first_key(project)
     trace_id = secrets.token_hex(16)
-    print(f"chat: {_chat(project.port, trace_id)!r}")
+    refused, _ = _ask(project.port, secrets.token_hex(16), key="")
+    _demand(refused == http.HTTPStatus.UNAUTHORIZED, "callers without a key are refused")
+    print(f"chat: {_chat(project.port, trace_id, key)!r}")
     found = _timed("trace", lambda: _trace(project.jaeger_port, trace_id))
     print(f"trace {trace_id}: spans of {', '.join(sorted(found))}")
     _demand(
         _status(project.operator_port, "/status") == http.HTTPStatus.OK, "the operator listener answers on loopback"
     )
-    _demand(_status(project.port, "/admin/hold") == http.HTTPStatus.NOT_FOUND, "operator paths are not public")
+    _demand(_status(project.port, "/admin/hold", key) == http.HTTPStatus.NOT_FOUND, "operator paths are not public")
     _only_on_loopback(project)
     _timed("stop", lambda: project.compose("stop"))
     _stopped_well(project)
 
 
-def _chat(port: int, trace_id: str) -> str:
+def _first_key(project: Project) -> str:
+    """Return the key that the first start made, read as its log says."""
+    log = project.compose("logs", "--no-log-prefix", "setup", capture=True)
+    _, found, path = log.partition("docker compose exec facade cat ")
+    _demand(bool(found), "the first start says how to read the key")
+    key = project.compose("exec", "-T", "facade", "cat", path.split()[0], capture=True).strip()
+    _demand(bool(key) and key not in log, "the key itself is not in the log")
+    return key
+
+
+def _chat(port: int, trace_id: str, key: str) -> str:
+    status, body = _ask(port, trace_id, key)
+    _demand(status == http.HTTPStatus.OK, f"a chat is answered ({status} {body[:500]!r})")
+    answer = str(json.loads(body)["choices"][0]["message"]["content"])
+    _demand("Paris" in answer, f"the capital of France is Paris ({answer!r})")
+    return answer
+
+
+def _ask(port: int, trace_id: str, key: str) -> tuple[int, bytes]:
     question = {
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "temperature": 0,
         "max_tokens": 32,
     }
     headers = {"content-type": "application/json", "traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
+    if key:
+        headers["authorization"] = f"Bearer {key}"
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
         connection.request("POST", "/v1/chat/completions", json.dumps(question), headers)
         response = connection.getresponse()
-        body = response.read()
-    _demand(response.status == http.HTTPStatus.OK, f"a chat is answered ({response.status} {body[:500]!r})")
-    answer = str(json.loads(body)["choices"][0]["message"]["content"])
-    _demand("Paris" in answer, f"the capital of France is Paris ({answer!r})")
-    return answer
+        return response.status, response.read()
 
 
 def _trace(port: int, trace_id: str) -> set[str]:
@@ -168,10 +196,10 @@ def _stopped_well(project: Project) -> None:
     _demand(set(ends.values()) == {"0"}, f"everything drained and ended with status 0 ({ends})")
 
 
-def _status(port: int, path: str) -> int:
+def _status(port: int, path: str, key: str = "") -> int:
     try:
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
-            connection.request("GET", path)
+            connection.request("GET", path, headers={"authorization": f"Bearer {key}"} if key else {})
             return connection.getresponse().status
     except (OSError, http.client.HTTPException):
         return 0
