@@ -20,6 +20,7 @@ def model_object(model: llm_pb2.Model) -> dict[str, Any]:
         "parameters": model.parameters,
         "quantisation": model.quantisation,
         "capabilities": list(model.capabilities),
+        "adapters": list(model.adapters),
     }
     if model.HasField("failure"):
         details["failure"] = model.failure

@@ -91,6 +91,13 @@ _ADAPTER = record(
         Field("scale", Number(-16, 16), "Strength; absent means 1."),
     ]
 )
+# As llama-server has it: adapters by their place.
+_LORA = record(
+    [
+        Field("id", Integer(0, 255), "The adapter's place among the model's adapters, from 0.", required=True),
+        Field("scale", Number(-16, 16), "Strength; absent means 1."),
+    ]
+)
 _JSON_SCHEMA = record(
     [
         Field("name", Text(1, 64, r"[a-zA-Z0-9_-]+"), "The format's name.", required=True),
@@ -159,6 +166,7 @@ SHARED_FIELDS = (
     Field("response_format", _RESPONSE_FORMAT, "Constrain the answer to JSON or to a JSON schema."),
     Field("grammar", Text(1, _MAX_GRAMMAR_CHARS), "Constrain the answer to a grammar in GBNF."),
     Field("adapters", ListOf(_ADAPTER, most=8), "LoRA adapters of this request."),
+    Field("lora", ListOf(_LORA, most=8), "LoRA adapters of this request by their place, as llama-server has it."),
     Field("cache_prompt", Boolean(), "Reuse warm prefixes; absent means yes."),
     Field("speculate", Boolean(), "Speculative decoding; absent means the model's default."),
     Field("may_wait", Boolean(), "false refuses with 429 at once instead of queueing; absent means true."),
@@ -207,7 +215,7 @@ def options_of(values: Values) -> llm_pb2.Options:
             min_probability=values.get("min_probability"),
         ),
         structure=_structure(values),
-        adapters=[llm_pb2.Adapter(**adapter) for adapter in values.get("adapters", ())],
+        adapters=_adapters(values),
         n=values.get("n"),
         cache_prompt=values.get("cache_prompt"),
         speculate=values.get("speculate"),
@@ -240,6 +248,13 @@ def folded_seed(seed: int) -> int:
     if 0 <= seed < 2**32:
         return seed
     return (seed ^ (seed >> 32)) & 0xFFFFFFFF
+
+
+def _adapters(values: Values) -> list[llm_pb2.Adapter]:
+    if "adapters" in values and "lora" in values:
+        refuse("lora", "cannot be combined with 'adapters'")
+    by_place = [{"name": str(each["id"]), "scale": each.get("scale")} for each in values.get("lora", ())]
+    return [llm_pb2.Adapter(**each) for each in values.get("adapters", by_place)]
 
 
 def _structure(values: Values) -> llm_pb2.Structure | None:

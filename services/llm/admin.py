@@ -74,6 +74,7 @@ class LlmAdminServicer(llm_pb2_grpc.LlmAdminServiceServicer):
             former.engine,
             path=str(file.path),
             layers=file.header.layers,
+            loras={},  # they were made for the former file
             gpu_layers=request.gpu_layers if request.HasField("gpu_layers") else None,
             context_cells=_bounded(request, "context_tokens", self._settings.ctx, _LEAST_CONTEXT, 2**31 - 1),
             slots=_bounded(request, "slots", self._settings.contexts, 1, _MOST_SLOTS),
@@ -83,7 +84,7 @@ class LlmAdminServicer(llm_pb2_grpc.LlmAdminServiceServicer):
             raise DomainError(Reason.INVALID_REQUEST, misfit, field="slots")
         text = msgspec.structs.replace(former.text, path=str(file.path))
         if former.is_fixed:
-            return replace(former, file=file, engine=config, text=text)
+            return replace(former, file=file, engine=config, text=text, loras_bytes=0)
         # The name was the former file's, so the new file brings its own; what callers were given beyond it stays.
         return replace(
             former,

@@ -8,6 +8,7 @@ from omniserve.llm.v1 import llm_pb2 as pb
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, Reason
 from services.llm.adapters.text import Text
+from services.llm.core.adapters import AdapterSet, adapter_set
 from services.llm.core.catalogue import Kind
 from services.llm.core.options import AskedOptions, Options, check_options, check_tokens, fit_context
 from services.llm.core.prompt import Chat, Completion, template_inputs
@@ -69,6 +70,7 @@ class Generator:
         vocabulary = await self.vocabulary(resident)
         defaults = resident.served.sampling
         options = check_options(work.options, vocabulary=vocabulary.vocabulary, defaults=defaults)
+        adapters = adapter_set(work.options.adapters, tuple(resident.served.engine.loras))
         prompt = await self.prompt(work.content, resident, vocabulary)
         # Before it waits for anything: nobody should queue for a model only to hear that the prompt is too long.
         limits = fit_context(options, prompt_tokens=len(prompt.tokens), context_tokens=resident.context_tokens)
@@ -81,7 +83,7 @@ class Generator:
                 limits = fit_context(options, prompt_tokens=len(prompt.tokens), context_tokens=resident.context_tokens)
                 if isinstance(work.content, Completion) and work.content.echo:
                     await self._echo(work.content, resident, prompt, options.choices, port)
-                await self._generate(work, resident, prompt, watcher, options=options, limits=limits)
+                await self._generate(work, resident, prompt, watcher, options=options, limits=limits, adapters=adapters)
             timeline.ended(watcher.finishes)
         port.done(_usage(watcher.finishes, timeline))
 
@@ -125,6 +127,7 @@ class Generator:
         *,
         options: Options,
         limits: Limits,
+        adapters: AdapterSet,
     ) -> None:
         tokens = pack_tokens(prompt.tokens)
 
@@ -138,6 +141,7 @@ class Generator:
                 logprobs=options.logprobs,
                 reuse=options.reuse,
                 rank=TIER_RANKS.get(work.tier, 1),
+                adapters=adapters,
             )
 
         ticket = resident.engine.submit(submit, watcher)

@@ -57,6 +57,7 @@ class ModelSection(Section):
     ttl_s: float = Field(default=0, ge=0)
     pin: bool = False
     preload: bool = False
+    loras: dict[Name, Path] = {}
 
 
 ModelsSection = tuple[ModelSection, ...]

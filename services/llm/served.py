@@ -24,6 +24,7 @@ class Served:
 
     `ttl_s`: how long it stays in memory idle, 0 for ever. `pinned`: it never makes room for another. `preload`: it is loaded
     at the start, and the service is ready only when it is. `is_fixed`: its name was given, not taken from the file.
+    `loras_bytes`: size of its adapters' files.
     """
 
     entry: Entry
@@ -36,12 +37,18 @@ class Served:
     pinned: bool = False
     preload: bool = False
     is_fixed: bool = True
+    loras_bytes: int = 0
 
     @property
     def need_mib(self) -> int:
-        """Memory it takes, MiB: as large as its file, and its KV cache."""
+        """Memory it takes, MiB: as large as its files, and its KV cache."""
         config = self.engine
-        return need_mib(self.file.header, file_bytes=self.file.size, cells=config.context_cells, kv_type=config.kv_type)
+        return need_mib(
+            self.file.header,
+            file_bytes=self.file.size + self.loras_bytes,
+            cells=config.context_cells,
+            kv_type=config.kv_type,
+        )
 
     @property
     def developer_role(self) -> bool:
@@ -146,19 +153,34 @@ def _from_section(settings: LlmSettings, folder: Path, section: ModelSection) ->
     theirs = settings.model_copy(update=own)
     if (misfit := theirs.misfit()) is not None:
         raise ValueError(misfit)
+    loras = {name: _adapter(folder / path.expanduser(), file) for name, path in section.loras.items()}
     chosen = section.sampling.model_dump(exclude_none=True)
     system = settings.own_system() if section.system is None else section.system
     return Served(
         entry=Entry(section.name, tuple(dict.fromkeys(section.aliases)), kind),
         file=file,
-        engine=engine_config(theirs, file),
+        engine=msgspec.structs.replace(
+            engine_config(theirs, file), loras={name: str(each.path) for name, each in loras.items()}
+        ),
         text=text_config(theirs, file),
+        loras_bytes=sum(each.size for each in loras.values()),
         sampling=msgspec.structs.replace(sampling(settings), **chosen),
         system=None if system == "none" else system,
         ttl_s=section.ttl_s,
         pinned=section.pin,
         preload=section.preload,
     )
+
+
+def _adapter(path: Path, model: ModelFile) -> ModelFile:
+    """Return a checked LoRA adapter of a model. Raises ModelFileError and ValueError."""
+    file = model_file.read(path)
+    if not file.header.is_lora:
+        raise ValueError(f"{path} is no LoRA adapter")
+    if file.header.architecture != model.header.architecture:
+        theirs, ours = file.header.architecture, model.header.architecture
+        raise ValueError(f"{path} adapts models of architecture {theirs!r}; this one is {ours!r}")
+    return file
 
 
 def sampling(settings: LlmSettings) -> Sampling:

@@ -11,6 +11,7 @@ from google.protobuf import json_format
 from omniserve.llm.v1 import llm_pb2 as pb
 from services.kit.errors import DomainError, Reason
 from services.llm.adapters.engine import add_counters
+from services.llm.core.adapters import AskedAdapter
 from services.llm.core.catalogue import Kind
 from services.llm.core.lifecycle import State
 from services.llm.core.memory import MIB
@@ -66,6 +67,9 @@ def options(message: pb.Options) -> AskedOptions:
         top_logprobs=message.top_logprobs,
         cache_prompt=message.cache_prompt if message.HasField("cache_prompt") else None,
         may_wait=message.may_wait if message.HasField("may_wait") else None,
+        adapters=tuple(
+            AskedAdapter(each.name, each.scale if each.HasField("scale") else None) for each in message.adapters
+        ),
         unsupported=tuple(_unsupported(message)),
     )
 
@@ -75,8 +79,6 @@ def _unsupported(message: pb.Options) -> list[str]:
     kind = message.structure.WhichOneof("kind") if message.HasField("structure") else None
     if kind is not None:
         found.append(f"options.structure.{kind}")
-    if message.adapters:
-        found.append("options.adapters")
     if message.speculate:
         found.append("options.speculate")
     return found
@@ -206,6 +208,7 @@ def model(resident: Resident) -> pb.Model:
         ttl_ms=round(served.ttl_s * 1000),
         pinned=served.pinned,
         memory_mib=served.need_mib,
+        adapters=served.engine.loras,
     )
 
 

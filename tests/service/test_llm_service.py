@@ -238,7 +238,7 @@ BAD = {
         Reason.UNSUPPORTED,
         "options.structure.json_object",
     ),
-    "adapter": (chat(adapters=[pb.Adapter(name="x")]), Reason.UNSUPPORTED, "options.adapters"),
+    "adapter": (chat(adapters=[pb.Adapter(name="x")]), Reason.INVALID_REQUEST, "options.adapters[0].name"),
     "speculation": (chat(speculate=True), Reason.UNSUPPORTED, "options.speculate"),
 }
 

@@ -164,6 +164,11 @@ class Header:
         return "embedding" if makes_vectors else "chat"
 
     @property
+    def is_lora(self) -> bool:
+        """Whether it is an adapter for a model, not a model."""
+        return self.metadata.get("general.type") == "adapter" and self.metadata.get("adapter.type") == "lora"
+
+    @property
     def kv_values_per_token(self) -> int:
         """Numbers that the KV cache keeps for a token: keys and values of every layer that attends.
 

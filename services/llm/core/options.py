@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from services.kit.errors import DomainError, Reason
+from services.llm.core.adapters import AskedAdapter
 from services.llm.core.wire import Dry, Limits, Mirostat, Sampling, Xtc
 
 MOST_STOPS: Final = 16
@@ -53,6 +54,7 @@ class AskedOptions:
     top_logprobs: int = 0
     cache_prompt: bool | None = None
     may_wait: bool | None = None
+    adapters: tuple[AskedAdapter, ...] = ()
     unsupported: tuple[str, ...] = ()
 
 

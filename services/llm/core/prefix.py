@@ -1,6 +1,6 @@
 """Warm prefixes: finished sequences stay in the cache so that a prompt which begins alike need not be computed again."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,11 +48,14 @@ def longest_match(prompt: Tokens, sources: Iterable[Source], *, least: int) -> M
 
 
 class WarmPrefixes:
-    """The sequences that stay after their request has ended, least recently used first."""
+    """The sequences that stay after their request has ended, least recently used first.
+
+    `group`: what they were computed with; nothing is shared between groups.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._kept: dict[int, Tokens] = {}  # in the order of use
+        self._kept: dict[int, tuple[Tokens, Hashable]] = {}  # in the order of use
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -60,25 +63,27 @@ class WarmPrefixes:
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._kept
 
-    def sources(self) -> list[Source]:
-        """Return all of them, most recently used first."""
-        return [Source(sequence, tokens) for sequence, tokens in reversed(self._kept.items())]
+    def sources(self, group: Hashable = None) -> list[Source]:
+        """Return all of a group, most recently used first."""
+        kept = reversed(self._kept.items())
+        return [Source(sequence, tokens) for sequence, (tokens, theirs) in kept if theirs == group]
 
     def touch(self, sequence: int) -> None:
         """Say that a sequence was used just now."""
         if sequence in self._kept:
             self._kept[sequence] = self._kept.pop(sequence)
 
-    def keep(self, sequence: int, tokens: Tokens) -> list[int]:
+    def keep(self, sequence: int, tokens: Tokens, group: Hashable = None) -> list[int]:
         """Keep a sequence and return those to drop for it: beginnings of it, then the oldest, perhaps itself."""
-        if self._most == 0 or any(_begins(kept, tokens) for kept in self._kept.values()):
+        same = {other: kept for other, (kept, theirs) in self._kept.items() if theirs == group}
+        if self._most == 0 or any(_begins(kept, tokens) for kept in same.values()):
             return [sequence]
-        drop = [other for other, kept in self._kept.items() if _begins(tokens, kept)]
+        drop = [other for other, kept in same.items() if _begins(tokens, kept)]
         for other in drop:
             del self._kept[other]
         if len(self._kept) >= self._most:
             drop.append(self.drop_oldest())
-        self._kept[sequence] = tokens
+        self._kept[sequence] = tokens, group
         return drop
 
     def drop_oldest(self) -> int:

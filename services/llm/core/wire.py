@@ -74,7 +74,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
 class EngineConfig(msgspec.Struct, frozen=True, array_like=True, tag="config"):
     """First message: what to load and how to run it. `gpu_layers`: None is automatic, negative is all.
 
-    `context_cells`: KV cells of all sequences together; `context_tokens`: most of one request, 0 for as many.
+    `context_cells`: KV cells of all sequences together; `context_tokens`: most of one request, 0 for as many. `loras`: files of
+    adapters, by name.
     """
 
     path: str
@@ -95,10 +96,14 @@ class EngineConfig(msgspec.Struct, frozen=True, array_like=True, tag="config"):
     stall_ratio: float
     flush_s: float
     govern_threads: bool
+    loras: dict[str, str] = {}
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """Begin a request. `rank`: larger is more important when cells run out. `logprobs`: alternatives, -1 for none at all."""
+    """Begin a request. `rank`: larger is more important when cells run out. `logprobs`: alternatives, -1 for none at all.
+
+    `adapters`: names with their strengths.
+    """
 
     request: int
     prompt: bytes
@@ -108,6 +113,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     logprobs: int = -1
     reuse: bool = True
     rank: int = 0
+    adapters: tuple[tuple[str, float], ...] = ()
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):

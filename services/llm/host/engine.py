@@ -12,9 +12,11 @@ from collections.abc import Callable
 from typing import Final
 
 from services.llm.core import governor, planner
+from services.llm.core.adapters import Turns
 from services.llm.core.choose import Floats, Likelihood, Scratch, likelihood
 from services.llm.core.flush import FlushPolicy
 from services.llm.core.wire import Cancel, Counters, EngineConfig, Probe, Progress, Step, Submit
+from services.llm.host.adapters import Adapters
 from services.llm.host.context import ABORTED, NO_ROOM, Batch, Context
 from services.llm.host.llama import Model
 from services.llm.host.roster import Roster
@@ -39,6 +41,8 @@ class Engine:
         self._suppressed = model.vocabulary.suppressed()
         self._scratch = Scratch(model.vocabulary.size)
         self._batch = Batch(config.batch_tokens)
+        self._adapters = Adapters(model, context, config.loras)
+        self._turns = Turns()
         self._counters = Counters(threads=config.threads)
         self._roster = Roster(
             context,
@@ -166,12 +170,15 @@ class Engine:
 
     def _plan(self) -> list[tuple[Sequence, int]]:
         """Return how many tokens of whom go into the step; makes room for them first."""
+        adapters = self._turns.next({s.submit.adapters for s in self._roster.active}) if self._adapters else ()
+        self._adapters.use(adapters)
         while True:
-            decoding = [s for s in self._roster.active if s.pending is not None]
+            taking_part = [s for s in self._roster.active if s.submit.adapters == adapters]
+            decoding = [s for s in taking_part if s.pending is not None]
             if self._roster.make_room(len(decoding)):
                 break
             self._roster.suspend_one()
-        prefilling = [s for s in self._roster.active if s.pending is None]
+        prefilling = [s for s in taking_part if s.pending is None]
         chunks = [(sequence, 1) for sequence in decoding]
         if not prefilling:
             return chunks

@@ -135,7 +135,7 @@ class Roster:
             return
         number, sequence.cells = sequence.cells, NO_CELLS
         if sequence.submit.reuse and sequence.computed >= LEAST_SHARED:
-            for each in self.warm.keep(number, sequence.computed_tokens()):
+            for each in self.warm.keep(number, sequence.computed_tokens(), sequence.submit.adapters):
                 self._forget(each)
         else:
             self._forget(number)
@@ -193,8 +193,10 @@ class Roster:
         if not self._shares:
             return
         if sequence.submit.reuse:
-            yield from self.warm.sources()
+            yield from self.warm.sources(sequence.submit.adapters)
         for other in self.active:
+            if other.submit.adapters != sequence.submit.adapters:
+                continue  # its cells were computed with other weights
             same_request = other.submit.request == sequence.submit.request
             if same_request or (sequence.submit.reuse and other.submit.reuse):
                 yield Source(other.cells, other.prompt[: other.computed])

@@ -275,3 +275,26 @@ def test_any_message_gives_a_turn_or_a_refusal_that_names_it(message):
 def test_any_bytes_give_an_object_or_a_refusal(body):
     result = outcome(parse_object, body)
     assert isinstance(result, dict) or result.reason is Reason.INVALID_REQUEST
+
+
+def test_adapters_are_asked_for_by_name_or_as_llama_server_has_it_by_place():
+    (named,) = read_chat(HELLO | {"adapters": [{"name": "pirate", "scale": 0.5}, {"name": "poet"}]}).requests
+    assert list(named.options.adapters) == [llm_pb2.Adapter(name="pirate", scale=0.5), llm_pb2.Adapter(name="poet")]
+    (placed,) = read_chat(HELLO | {"lora": [{"id": 1, "scale": 0.5}, {"id": 0}]}).requests
+    assert list(placed.options.adapters) == [llm_pb2.Adapter(name="1", scale=0.5), llm_pb2.Adapter(name="0")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"lora": [{"id": -1}]}, "lora[0].id"),
+        ({"lora": [{"scale": 1}]}, "lora[0].id"),
+        ({"lora": [{"id": 0, "scale": 17}]}, "lora[0].scale"),
+        ({"lora": {"id": 0}}, "lora"),
+        ({"lora": [{"id": n} for n in range(9)]}, "lora"),
+        ({"lora": [], "adapters": []}, "lora"),
+        ({"adapters": [{"name": ""}]}, "adapters[0].name"),
+    ],
+)
+def test_a_bad_adapter_is_named_by_its_place(fields, field):
+    assert refused(read_chat, HELLO | fields).field == field

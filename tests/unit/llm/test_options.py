@@ -92,8 +92,8 @@ def test_options_out_of_range_name_the_field(asked: dict[str, object], field: st
 
 
 def test_what_nothing_obeys_is_refused_and_never_ignored() -> None:
-    error = refusal(unsupported=("options.adapters",), choices=99)
-    assert (error.reason, error.field) == (Reason.UNSUPPORTED, "options.adapters")
+    error = refusal(unsupported=("options.speculate",), choices=99)
+    assert (error.reason, error.field) == (Reason.UNSUPPORTED, "options.speculate")
 
 
 @given(st.integers(1, 10_000), st.integers(1, 10_000), st.none() | st.integers(1, 10_000))
