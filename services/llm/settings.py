@@ -119,7 +119,7 @@ class LlmSettings(MeshSettings):
     )
     turn_s: float = knob(
         3.0,
-        "How long a loaded model serves before it makes room for another that is waited for.",
+        "How long a loaded model serves before it makes room for another that is waited for; at least as long as loading it took.",
         unit="s",
         ge=0,
         le=3600,

@@ -63,7 +63,8 @@ class IllegalChangeError(Exception):
 class Policy:
     """`budget_mib`: memory of all models together, None is without limit.
 
-    `turn_s`: how long a model serves before it must make room for another that waits. `linger_s`: how long it must have
+    `turn_s`: how long a model serves before it must make room for another that waits; longer if its load took longer, so
+    that no more than half of the time goes into loads. `linger_s`: how long it must have
     been idle to make room earlier, so that the next request of a caller in a loop still finds it.
     """
 
@@ -133,7 +134,7 @@ class Waiter:
 
 @dataclass(slots=True)
 class Seat:
-    """A model's place. `active`: requests that use it; `ready_s`: when its turn began; `used_s`: when its last use ended.
+    """A model's place. `active`: requests that use it; `began_s`: when its load began; `ready_s`: when its turn did; `used_s`: when its last use ended.
 
     `held`: the operator lets nobody use or load it. `asked_rank`: leave to load it is being asked for, as this important.
     `rests_until_s`: it is not loaded again before, since its last load failed.
@@ -145,6 +146,7 @@ class Seat:
     phase: Phase = Phase.ABSENT
     active: int = 0
     waiters: dict[int, Waiter] = field(default_factory=dict)
+    began_s: float = 0.0
     ready_s: float = -math.inf
     used_s: float = -math.inf
     held: bool = False
@@ -356,6 +358,7 @@ class Residency:
             if seat.need_mib > self._budget() - self.charged_mib:
                 return [], False
             seat.change(Change.START)
+            seat.began_s = now_s
             return [Load(key)], True
         most_mib = self._budget() - sum(s.need_mib for k, s in self._seats.items() if k != key and self._stays(s))
         if seat.need_mib > most_mib:
@@ -418,7 +421,7 @@ class Residency:
         return now_s >= self._turn_ends_s(seat) or (not seat.waiters and now_s >= seat.used_s + self._policy.linger_s)
 
     def _turn_ends_s(self, seat: Seat) -> float:
-        return seat.ready_s + self._policy.turn_s
+        return seat.ready_s + max(self._policy.turn_s, seat.ready_s - seat.began_s)
 
     def _look_again(self, at_s: float, now_s: float) -> None:
         if at_s > now_s:

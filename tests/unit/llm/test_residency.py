@@ -181,6 +181,23 @@ def test_requests_for_the_loaded_model_are_grouped_for_a_turn_and_no_longer() ->
     assert (table.loads, table.unloads) == ([A, B], [A])
 
 
+def test_a_turn_is_at_least_as_long_as_the_load_took() -> None:
+    table = Table(100, a=80, b=80)
+    table.want(A)
+    (ask,) = table.residency.decide(table.now).actions
+    assert table.residency.commit(ask.key, table.now) == (True, [])
+    assert table.residency.decide(table.now).actions == (Load(A),)
+    table.after(20)
+    table.residency.loaded(A, table.now)
+    table.want(B)
+    table.after(19)
+    assert table.settle() == pytest.approx(140.0)
+    assert table.residency.usable(A)
+    table.after(1)
+    table.settle()
+    assert table.unloads == [A]
+
+
 def test_two_models_that_do_not_fit_alternate_at_the_pace_of_turns() -> None:
     table = Table(100, a=80, b=80)
     waiting = {key: [table.want(key) for _ in range(4)] for key in (A, B)}
