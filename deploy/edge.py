@@ -112,6 +112,7 @@ def _values(settings: EdgeSettings) -> dict[str, Node]:
         "ADMISSION_ENDPOINTS": _endpoints("admission", settings.admission_address),
         "ADMISSION_CHECKS_ENDPOINTS": _endpoints("admission_checks", checks),
         "IDENTITY_ENDPOINTS": _endpoints("identity", checks),
+        "VRAM_ENDPOINTS": _endpoints("vram", settings.vram_address),
         "RELAY_ENDPOINTS": _endpoints("relay", settings.relay_address),
         "ADMIN_ENDPOINTS": _endpoints("envoy_admin", f"127.0.0.1:{settings.admin_port}"),
         "TRACING": _tracing(settings.traced_percent) if settings.otlp_endpoint else None,

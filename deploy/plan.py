@@ -24,8 +24,8 @@ from services.kit.settings_docs import discover
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 # Who shows a token of its own; made before the start, so that nobody races for them.
-TOKENS: Final = ("admission", "relay", "llm", "facade", "envoy", "envoy-public", "envoy-operator", "cli")
-_SERVED: Final = ("admission", "relay", "llm", "facade")
+TOKENS: Final = ("admission", "vram", "relay", "llm", "facade", "envoy", "envoy-public", "envoy-operator", "cli")
+_SERVED: Final = ("admission", "vram", "relay", "llm", "facade")
 _LONGEST_SOCKET: Final = 100
 _MOST_FILES: Final = 65_536
 
@@ -136,6 +136,7 @@ def _services(edge: EdgeSettings) -> tuple[Service, ...]:
     door = f"127.0.0.1:{edge.port}" if edge.bind == "0.0.0.0" else f"{edge.bind}:{edge.port}"  # noqa: S104 - as above
     return (
         Service("admission", edge.admission_address, grpc_probe(edge.admission_address)),
+        Service("vram", edge.vram_address, grpc_probe(edge.vram_address)),
         Service("relay", edge.relay_address, grpc_probe(edge.relay_address)),
         Service("llm", edge.llm_address, grpc_probe(edge.llm_address)),
         Service("facade", edge.facade_address, http_probe(edge.facade_address, "/readyz")),

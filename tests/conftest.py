@@ -66,7 +66,7 @@ def wait_until(condition: Callable[[], object], what: str, limit_s: float = 120.
 
 @dataclass(frozen=True)
 class Mesh:
-    """A running mesh. Services by name: admission, relay, llm, facade, envoy."""
+    """A running mesh. Services by name: admission, vram, relay, llm, facade, envoy."""
 
     launcher: "subprocess.Popen[str]"
     environ: Mapping[str, str]
@@ -108,7 +108,7 @@ class Mesh:
         return self.environ[f"OMNISERVE_{service.upper()}_LISTEN"]
 
     def token(self, caller: str) -> str:
-        """Return a service token: admission, relay, llm, facade, envoy, envoy-public, envoy-operator or cli."""
+        """Return a service token: admission, vram, relay, llm, facade, envoy, envoy-public, envoy-operator or cli."""
         return (self.state_dir / "tokens" / caller).read_text().strip()
 
     def log(self, service: str) -> str:
@@ -163,7 +163,15 @@ class Mesh:
 def mesh_environ(state_dir: Path, **overrides: str) -> dict[str, str]:
     """Return an environment for a mesh of its own: free ports, a state directory, none of the caller's settings."""
     edge = ("EDGE_PORT", "EDGE_OPERATOR_PORT", "EDGE_MESH_PORT", "EDGE_ADMIN_PORT")
-    names = (*edge, "ADMISSION_LISTEN", "ADMISSION_CHECKS_LISTEN", "RELAY_LISTEN", "LLM_LISTEN", "FACADE_LISTEN")
+    services = (
+        "ADMISSION_LISTEN",
+        "ADMISSION_CHECKS_LISTEN",
+        "VRAM_LISTEN",
+        "RELAY_LISTEN",
+        "LLM_LISTEN",
+        "FACADE_LISTEN",
+    )
+    names = (*edge, *services)
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMNISERVE_", "OTEL_"))}
     return {

@@ -21,7 +21,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 NAMESPACE: Final = "OMNISERVE_"
 # Services that others call; each has an address below.
-PEERS: Final = ("admission", "llm", "relay")
+PEERS: Final = ("admission", "llm", "relay", "vram")
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 # Where the environment comes from while `load` builds an instance; nothing else reads it.
@@ -171,6 +171,9 @@ class MeshSettings(ServiceSettings):
     )
     relay_address: Address = knob(
         "127.0.0.1:9105", "Where relay is called.", aliases=("OMNISERVE_RELAY_ADDRESS",), shared=True
+    )
+    vram_address: Address = knob(
+        "127.0.0.1:9102", "Where vram is called.", aliases=("OMNISERVE_VRAM_ADDRESS",), shared=True
     )
     edge_address: Address = knob(
         "127.0.0.1:8792",

@@ -34,6 +34,8 @@ OPERATOR_RPCS: Final = (
     ("omniserve.llm.v1.LlmAdminService", "llm"),
     ("omniserve.admission.v1.AdmissionService", "admission"),
     ("omniserve.admission.v1.AdmissionAdminService", "admission"),
+    ("omniserve.vram.v1.VramService", "vram"),
+    ("omniserve.vram.v1.VramAdminService", "vram"),
     ("omniserve.relay.v1.RelayService", "relay"),
     ("omniserve.relay.v1.RelayAdminService", "relay"),
 )

@@ -1,0 +1,1 @@
+"""How much memory a tenant may take: leases between processes that share a device."""
