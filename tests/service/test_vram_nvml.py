@@ -11,6 +11,7 @@ from omniserve.vram.v1 import vram_pb2_grpc
 from services.kit.access import TOKEN_KEY
 from services.kit.tokens import ensure_token
 from services.vram.adapters.driver import DriverError
+from services.vram.adapters.nvml import Nvml
 from tests.fixtures import nvml as stand_in
 from tests.fixtures.nvml import StandIn
 from tests.service.conftest import running, serving
@@ -30,8 +31,6 @@ def library(tmp_path_factory):
 @pytest.fixture
 def world(library, tmp_path, monkeypatch):
     """The adapter in this process: the library is loaded by hand, under the name that the binding asks for."""
-    from services.vram.adapters.nvml import Nvml
-
     ctypes.CDLL(str(library / "libnvidia-ml.so.1"), mode=ctypes.RTLD_GLOBAL)
     shown = StandIn(tmp_path / "nvml", list(TWO)).show()
     monkeypatch.setenv("STAND_IN_NVML", str(shown.path))

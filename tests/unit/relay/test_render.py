@@ -9,6 +9,7 @@ from omniserve.admission.v1 import admission_pb2
 from omniserve.llm.v1 import llm_pb2
 from omniserve.options.v1 import options_pb2
 from omniserve.relay.v1 import relay_pb2
+from omniserve.vram.v1 import vram_pb2
 from services.kit.access import BUILT_IN_SERVICES
 from services.relay.core.model import (
     ANY_5XX,
@@ -24,7 +25,7 @@ from services.relay.core.render import render
 from services.relay.core.render_nodes import DoorFacts, seconds
 from services.relay.core.render_whole import whole
 
-SERVED = (llm_pb2, admission_pb2, relay_pb2)
+SERVED = (llm_pb2, admission_pb2, relay_pb2, vram_pb2)
 DOOR = DoorFacts(("localhost",), "http://localhost:8792", 80, 600, checks_everybody=False, ca="/ca.crt")
 HERE = Endpoint("http", "127.0.0.1", 9001)
 THERE = Endpoint("https", "api.example.com", 443)
