@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from facade.door import Door, principal_of
 from facade.errors import error_response, note_if_caller_left
-from facade.routes import absent, docs, generate, generations, health, models, orders, tokens
+from facade.routes import absent, docs, generate, generations, health, memory, models, orders, tokens
 from facade.wiring import Facade
 from services.kit.errors import DomainError, Reason
 from services.kit.tokens import TokenBook
@@ -35,6 +35,7 @@ def build_app(facade: Facade, book: TokenBook | None) -> FastAPI:
         tokens.router,
         health.router,
         orders.router,
+        memory.router,
     )
     for router in routers:
         app.include_router(router(facade))

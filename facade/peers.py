@@ -11,11 +11,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from facade.door import Principal
 from facade.translate.failures import OWN_NAMES, Names, as_rest
+from facade.translate.memory import public_state
 from facade.translate.models import find_model
 from facade.translate.orders import as_order
 from facade.translate.state import plain, troubles
 from omniserve.admission.v1 import admission_pb2, admission_pb2_grpc
 from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
+from omniserve.vram.v1 import vram_pb2, vram_pb2_grpc
 from services.kit.channels import call_metadata
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, Reason, from_rpc_error
@@ -146,6 +148,7 @@ class Peers:
         self._status: dict[str, Callable[[float], Awaitable[Message]]] = {
             "admission": _status_of(admission_pb2_grpc.AdmissionServiceStub, admission_pb2, channels["admission"]),
             "llm": _status_of(llm_pb2_grpc.LlmServiceStub, llm_pb2, channels["llm"]),
+            "vram": _state_of_vram(channels["vram"]),
         }
         self._clock = clock
         self._health_limit_s = health_limit_s
@@ -191,7 +194,8 @@ class Peers:
                 if known is None
                 else known.status | stale | {"age_s": round(self._clock.monotonic() - known.at, 1)}
             )
-        status = plain(message) | {"stale": False}
+        shown = public_state(message) if isinstance(message, vram_pb2.GetStateResponse) else plain(message)
+        status = shown | {"stale": False}
         self._known[name] = _Known(status, self._clock.monotonic())
         return status
 
@@ -204,6 +208,11 @@ def _status_of(stub_class: Any, messages: Any, channel: grpc.aio.Channel) -> Cal
         return answer
 
     return ask
+
+
+def _state_of_vram(channel: grpc.aio.Channel) -> Callable[[float], Awaitable[Message]]:
+    stub: Any = vram_pb2_grpc.VramServiceStub(channel)
+    return lambda limit_s: stub.GetState(vram_pb2.GetStateRequest(), timeout=limit_s)
 
 
 async def _all(waits: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import uvicorn
 from typing_extensions import override
 
 from facade.app import build_app
+from facade.memory import VramCalls
 from facade.peers import LlmCalls, Peers
 from facade.session import LlmSession
 from facade.settings import FacadeSettings
@@ -126,7 +127,7 @@ async def _open(settings: FacadeSettings, owner: Owner) -> AsyncIterator[Running
 
 
 async def _wire(settings: FacadeSettings, owner: Owner, stack: AsyncExitStack) -> Facade:
-    addresses = {"admission": settings.admission_address, "llm": settings.llm_address}
+    addresses = {"admission": settings.admission_address, "llm": settings.llm_address, "vram": settings.vram_address}
     channels = {
         name: await stack.enter_async_context(
             open_channel(address, caller=settings.service, state_dir=settings.state_dir)
@@ -143,6 +144,7 @@ async def _wire(settings: FacadeSettings, owner: Owner, stack: AsyncExitStack) -
         clock=clock,
         session=session,
         llm=LlmCalls(channels["llm"], clock, limit_s=settings.call_limit_s),
+        vram=VramCalls(channels["vram"], limit_s=settings.call_limit_s),
         peers=Peers(channels, clock, health_limit_s=settings.health_limit_s, status_budget_s=settings.status_budget_s),
     )
 

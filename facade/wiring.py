@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from facade.memory import VramCalls
 from facade.peers import LlmCalls, Peers
 from facade.session import LlmSession
 from facade.settings import FacadeSettings
@@ -19,5 +20,6 @@ class Facade:
     clock: Clock
     session: LlmSession
     llm: LlmCalls
+    vram: VramCalls
     peers: Peers
     draining: asyncio.Event = field(default_factory=asyncio.Event)

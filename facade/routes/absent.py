@@ -66,7 +66,7 @@ _SERVED_BY: Final = {
     ),
     "the ledger": ("/metrics", "/errors"),
     "the dashboard": ("/ui", "/ui/{rest:path}"),
-    "the operator's services": ("/v1/gpu/{rest:path}", "/v1/host/memory", "/admin/{rest:path}"),
+    "the operator's services": ("/admin/{rest:path}",),
 }
 _METHODS: Final = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 

@@ -55,11 +55,12 @@ def _troubles(status: llm_pb2.GetStatusResponse) -> Iterator[str]:
 
 
 def summary(services: Mapping[str, Json]) -> Json:
-    """Return what dashboards look for at the top of /status, told of the default model's engine; {} while none runs."""
+    """Return what dashboards look for at the top of /status, told of the memory's driver and of the default model's engine."""
+    told = {name: each for name, each in services.get("vram", {}).items() if name == "vram_available"}
     engines = services.get("llm", {}).get("engines", [])
     if not engines:
-        return {}
-    told = {name: engines[0][name] for name in ("tune", "speculation") if name in engines[0]}
+        return told
+    told |= {name: engines[0][name] for name in ("tune", "speculation") if name in engines[0]}
     placement = engines[0].get("placement")
     if placement is not None:
         on_device = "gpu" if placement["gpu_layers"] else "cpu"

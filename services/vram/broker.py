@@ -12,10 +12,10 @@ from typing import Final
 from services.kit.clock import Clock
 from services.kit.owner import Owner
 from services.vram.adapters.driver import Driver
-from services.vram.adapters.lease_file import LeaseFile
+from services.vram.adapters.lease_file import FullError, LeaseFile
 from services.vram.core.ledger import Ended, Ledger
 from services.vram.core.line import Line, Waiting
-from services.vram.core.model import Ask, Denied, End, Lease, Renewal, Tier, Why
+from services.vram.core.model import Ask, Denied, End, Lease, RefusedError, Renewal, Tier, Why
 from services.vram.core.reclaim import Answer, Reason, Reclaim, Reclaims, choose
 from services.vram.watchers import Watchers
 
@@ -154,7 +154,8 @@ class Broker:
         """End the watching, and let nobody wait any longer."""
         self.draining = True
         self.watchers.close()
-        for answer in self._answers.values():
+        for ticket, answer in self._answers.items():
+            self._line.leave(ticket)
             answer.cancel()
 
     # ---- readings -------------------------------------------------------------------------------------------------
@@ -244,8 +245,7 @@ class Broker:
             if answer.done():
                 return answer.result().lease
         except asyncio.CancelledError:
-            if answer.done() and not answer.cancelled() and answer.result().is_new:
-                self.release(answer.result().lease.lease_id, End.DONE)  # granted to somebody who has left
+            self._take_back(answer)
             raise
         finally:
             self._line.leave(waiting.ticket)
@@ -259,15 +259,24 @@ class Broker:
         if not len(self._line):
             return
 
-        def attempt(waiting: Waiting, closed: dict[str, str]) -> Lease | None:
-            granted = self.ledger.counts.granted
-            result = self._attempt(waiting.ask, waiting.arrived, closed)
+        def attempt(waiting: Waiting, closed: dict[str, str]) -> bool:
+            granted, answer = self.ledger.counts.granted, self._answers[waiting.ticket]
+            try:
+                result = self._attempt(waiting.ask, waiting.arrived, closed)
+            except (RefusedError, FullError) as error:
+                answer.set_exception(error)
+                return True
             if isinstance(result, Denied):
-                return None
-            self._answers[waiting.ticket].set_result(_Served(result, self.ledger.counts.granted != granted))
-            return result
+                return False
+            answer.set_result(_Served(result, self.ledger.counts.granted != granted))
+            return True
 
         self._line.serve(self.ledger.accounts, attempt)
+
+    def _take_back(self, answer: "asyncio.Future[_Served]") -> None:
+        """End the lease that was granted to somebody who has left meanwhile."""
+        if answer.done() and not answer.cancelled() and answer.exception() is None and answer.result().is_new:
+            self.release(answer.result().lease.lease_id, End.DONE)
 
     def _forget_waiter(self, ticket: int) -> None:
         for closed in self.reclaims.forget_waiter(ticket):

@@ -80,9 +80,13 @@ def ask(request: pb.LeaseRequest, rules: Rules, *, tier: Tier) -> Ask:
         reclaimable=request.reclaimable,
         purpose=request.purpose,
         key=request.idempotency_key,
-        digest=hashlib.blake2b(repr((items, asked)).encode(), digest_size=8).hexdigest(),
+        digest=_digest(items, asked) if request.idempotency_key else "",
         reload_cost_s=cost,
     )
+
+
+def _digest(items: tuple[Wanted, ...], tier: Tier) -> str:
+    return hashlib.blake2b(repr((items, tier)).encode(), digest_size=8).hexdigest()
 
 
 def renewal(request: pb.RenewRequest, rules: Rules) -> Renewal:

@@ -1,6 +1,7 @@
 """vram over real gRPC: what is granted, waited for, asked back, watched and refused."""
 
 import asyncio
+import os
 
 import grpc
 import grpc.aio
@@ -12,6 +13,8 @@ from services.kit.errors import Reason, from_rpc_error
 from tests.fixtures.memory import Devices, running_broker
 
 LIMIT_S = 60
+# `make chaos` races 10,000 times over gRPC; tests/unit/vram/test_ledger.py always does, on the ledger itself.
+RACES = int(os.environ.get("RACES", "500"))
 
 
 @pytest.fixture
@@ -452,9 +455,20 @@ async def test_the_hosts_memory_is_told_and_warming_is_refused(broker):
 # ---- races -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(3600)
 async def test_two_tenants_that_race_over_grpc_never_both_get_the_same_bytes(broker):
-    for _ in range(500):
+    for _ in range(RACES):
         results = await asyncio.gather(broker.lease(6000, "a"), broker.lease(6000, "b"))
         won = [each for each in results if each.granted]
         assert len(won) == 1
         await broker.stub.Release(pb.ReleaseRequest(lease_id=won[0].lease_id))
+
+
+async def test_who_waits_under_a_key_that_another_takes_hears_of_the_conflict(broker):
+    first = await broker.lease(6000)
+    waiting = asyncio.create_task(broker.lease(5000, "u", wait_ms=60_000, idempotency_key="k"))
+    await until(lambda: broker.broker.waiting == 1)
+    assert (await broker.lease(100, "u", idempotency_key="k", tier=admission_pb2.TIER_PAID)).granted
+    await broker.stub.Release(pb.ReleaseRequest(lease_id=first.lease_id))
+    assert (await refused(waiting)).reason is Reason.CONFLICT
+    assert broker.broker.waiting == 0

@@ -96,6 +96,8 @@ class Driver:
 
     def _failed(self, device: str, message: str) -> Failure:
         pause = self._pauses.get(device)
+        if pause is not None and self._clock.monotonic() < pause[0]:
+            return Failure(message, pause[0])  # asked again for another device's sake
         seconds = FIRST_PAUSE_S if pause is None else min(pause[1] * 2, LONGEST_PAUSE_S)
         retry_at = self._clock.monotonic() + seconds
         self._pauses[device] = (retry_at, seconds)

@@ -27,6 +27,7 @@ _HEAD: Final = struct.Struct("<8s64sd")  # magic, boot, until when nothing is gr
 _HEAD_SUM: Final = struct.Struct("<I")
 _HEAD_BYTES: Final = 4096
 _COUNTS_AT: Final = 1024
+_TOTALS: Final = struct.Struct("<4Q")
 _COUNTS: Final = struct.Struct("<36Q")  # granted, renewed, reclaims, freed, 16 kinds of denials, 16 of ends
 _RECORD_BYTES: Final = 4096
 _RECORD_HEAD: Final = struct.Struct("<QII")  # order of writing, length, checksum
@@ -63,6 +64,7 @@ class LeaseFile:
         self._memory = memory
         self._places = found.places
         self._order = found.order
+        self._kinds = (0, 0)
         used = set(found.places.values())
         self._free = [each for each in reversed(range(_records(len(memory)))) if each not in used]
 
@@ -97,10 +99,14 @@ class LeaseFile:
 
     def count(self, counts: Counts) -> None:
         """Store the counts."""
-        denied = [counts.denied[why] if why is not None else 0 for why in _WHYS]
-        ended = [counts.ended[end] if end is not None else 0 for end in _ENDS]
-        numbers = (counts.granted, counts.renewed, counts.reclaims, counts.reclaims_freed, *denied, *ended)
-        _COUNTS.pack_into(self._memory, _COUNTS_AT, *numbers)
+        totals = (counts.granted, counts.renewed, counts.reclaims, counts.reclaims_freed)
+        _TOTALS.pack_into(self._memory, _COUNTS_AT, *totals)
+        kinds = (counts.denied.total(), counts.ended.total())
+        if kinds != self._kinds:
+            self._kinds = kinds
+            denied = [counts.denied[why] if why is not None else 0 for why in _WHYS]
+            ended = [counts.ended[end] if end is not None else 0 for end in _ENDS]
+            _COUNTS.pack_into(self._memory, _COUNTS_AT, *totals, *denied, *ended)
 
     def close(self) -> None:
         """Let go of the file; it stays as it is."""

@@ -3,11 +3,8 @@
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from services.vram.core.model import Ask, Tier
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +45,15 @@ class Line:
             _close(closed, waiting.ask, devices)
         return closed
 
-    def serve(self, devices: Iterable[str], attempt: Callable[[Waiting, dict[str, str]], T | None]) -> list[T]:
-        """Let each in turn attempt to get its room; whoever fails closes its devices to all that come after it."""
+    def serve(self, devices: Iterable[str], attempt: Callable[[Waiting, dict[str, str]], bool]) -> None:
+        """Let each in turn attempt to get its room, and leave; whoever fails closes its devices to all behind it."""
         devices = tuple(devices)
         closed: dict[str, str] = {}
-        served: list[T] = []
         for waiting in self.ordered():
-            result = attempt(waiting, closed)
-            if result is None:
-                _close(closed, waiting.ask, devices)
-            else:
+            if attempt(waiting, closed):
                 self.leave(waiting.ticket)
-                served.append(result)
-        return served
+            else:
+                _close(closed, waiting.ask, devices)
 
     def ordered(self) -> list[Waiting]:
         """Return who waits, next one first."""

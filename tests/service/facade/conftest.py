@@ -16,6 +16,7 @@ from facade.server import Running, running_facade
 from facade.settings import FacadeSettings
 from omniserve.admission.v1 import admission_pb2, admission_pb2_grpc
 from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
+from omniserve.vram.v1 import vram_pb2, vram_pb2_grpc
 from services.kit.access import caller_of
 from services.kit.errors import DomainError, Reason
 from services.kit.health import HealthHandle
@@ -164,6 +165,45 @@ class ScriptedAdmission(admission_pb2_grpc.AdmissionServiceServicer):
         return admission_pb2.GetStatusResponse(epoch=3, pools=[admission_pb2.PoolStatus(name="gpu0", slots=4)])
 
 
+class ScriptedVram(vram_pb2_grpc.VramServiceServicer):
+    """Answers what the test says and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+        self.callers: list[tuple[str, str, str]] = []
+        self.answer: object = None
+        self.leaving = asyncio.Event()
+
+    async def _answered(self, request, context, default):
+        caller = caller_of(context)
+        self.asked.append(request)
+        self.callers.append((caller.service, caller.client, caller.tier))
+        if isinstance(self.answer, DomainError):
+            raise self.answer
+        return default if self.answer is None else self.answer
+
+    async def Lease(self, request, context):
+        if request.purpose == "wait":
+            self.asked.append(request)
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                self.leaving.set()
+        return await self._answered(request, context, vram_pb2.LeaseResponse())
+
+    async def Renew(self, request, context):
+        return await self._answered(request, context, vram_pb2.RenewResponse())
+
+    async def Release(self, request, context):
+        return await self._answered(request, context, vram_pb2.ReleaseResponse(released=True))
+
+    async def GetState(self, request, context):
+        return await self._answered(request, context, vram_pb2.GetStateResponse(enabled=True))
+
+    async def GetHostMemory(self, request, context):
+        return await self._answered(request, context, vram_pb2.GetHostMemoryResponse(total_mib=9))
+
+
 @dataclass
 class Mesh:
     """A facade and what is behind it."""
@@ -175,6 +215,7 @@ class Mesh:
     llm_port: int
     http: httpx.AsyncClient
     state_dir: Path
+    vram: ScriptedVram
     stop_llm: Callable[[], "asyncio.Future[None]"]
     start_llm: Callable[[], "asyncio.Future[None]"]
 
@@ -229,7 +270,15 @@ async def _mesh(state_dir: Path, **overrides: object) -> AsyncIterator[Mesh]:
         register=lambda server: admission_pb2_grpc.add_AdmissionServiceServicer_to_server(ScriptedAdmission(), server),
         service_names=("omniserve.admission.v1.AdmissionService",),
     )
+    scripted_vram = ScriptedVram()
+    vram = running_server(
+        name="vram",
+        settings=peers,
+        register=lambda server: vram_pb2_grpc.add_VramServiceServicer_to_server(scripted_vram, server),
+        service_names=("omniserve.vram.v1.VramService",),
+    )
     async with AsyncExitStack() as stack:
+        vram_port = await stack.enter_async_context(vram)
         admission_port = await stack.enter_async_context(admission)
         await llm.start()
         stack.push_async_callback(llm.stop)
@@ -239,6 +288,7 @@ async def _mesh(state_dir: Path, **overrides: object) -> AsyncIterator[Mesh]:
                 "listen": "127.0.0.1:0",
                 "llm_address": f"127.0.0.1:{llm.port}",
                 "admission_address": f"127.0.0.1:{admission_port}",
+                "vram_address": f"127.0.0.1:{vram_port}",
                 "drain_grace_s": 0.3,
                 "comment_every_s": 0.05,
                 "llm_wait_s": 20,
@@ -251,7 +301,9 @@ async def _mesh(state_dir: Path, **overrides: object) -> AsyncIterator[Mesh]:
             base_url=f"http://127.0.0.1:{running.port}", headers={"x-omniserve-service-token": token}, timeout=30
         )
         await stack.enter_async_context(http)
-        yield Mesh(running, servicer, admin, llm.health, llm.port, http, state_dir, llm.stop, llm.start)
+        yield Mesh(
+            running, servicer, admin, llm.health, llm.port, http, state_dir, scripted_vram, llm.stop, llm.start
+        )
 
 
 @pytest.fixture

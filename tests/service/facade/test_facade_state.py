@@ -9,7 +9,10 @@ from omniserve.llm.v1 import llm_pb2
 
 async def test_health_is_ok_while_all_services_are(mesh):
     answer = (await mesh.http.get("/health")).json()
-    assert answer == {"status": "ok", "services": {"admission": {"status": "serving"}, "llm": {"status": "serving"}}}
+    assert answer == {
+        "status": "ok",
+        "services": {name: {"status": "serving"} for name in ("admission", "llm", "vram")},
+    }
 
 
 async def test_an_llm_without_its_engine_degrades_health_and_ends_readiness(mesh):

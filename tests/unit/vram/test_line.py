@@ -26,10 +26,7 @@ def test_who_does_not_fit_closes_its_device_to_those_behind_and_no_other():
     for tenant, device in (("a", "gpu0"), ("b", "gpu0"), ("c", "gpu1")):
         line.join(ask(tenant, Tier.FREE, device), 0)
 
-    def attempt(waiting, closed):
-        return waiting.ask.tenant if waiting.ask.tenant != "a" and waiting.ask.items[0].device not in closed else None
-
-    assert line.serve(DEVICES, attempt) == ["c"]
+    line.serve(DEVICES, lambda waiting, closed: waiting.ask.tenant != "a" and waiting.ask.items[0].device not in closed)
     assert names(line) == ["a", "b"]
 
 
