@@ -87,6 +87,10 @@ check: setup ## Lint, types, import contracts, proto lint.
 test: check ## Every gate and every test.
 	$(BIN)/pytest
 
+.PHONY: chaos
+chaos: setup ## Kill the memory broker 200 times under load, race 10,000 times for memory; `make test` does less of it.
+	KILLS=200 RACES=10000 $(BIN)/pytest tests/chaos/test_vram_killed.py tests/service/test_vram_service.py
+
 # ---- containers -----------------------------------------------------------------------------------------------
 
 .PHONY: wheels
@@ -106,6 +110,7 @@ bench: setup ## Measure: the whole path against llama-server, cancellation, perm
 	$(BIN)/python -m bench.llm.cancel
 	$(BIN)/python -m bench.admission.scheduler
 	$(BIN)/python -m bench.admission.streams
+	$(BIN)/python -m bench.vram.run
 	$(BIN)/python -m bench.transport.run
 	$(BIN)/python -m bench.ready
 

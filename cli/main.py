@@ -149,6 +149,77 @@ def chat(
 
 
 @app.command()
+def vram(
+    *,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", help="The operator's front door.  [default: OMNISERVE_CLI_OPERATOR_URL]", metavar="URL"),
+    ] = None,
+    as_json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew every two seconds.")] = False,
+) -> None:
+    """Show who holds how much device memory, who was denied and why. Sizes are MiB.
+
+    Ends with status 1 when nobody knows what is free, or nothing is granted for another reason.
+    """
+    from cli.settings import base_url, read_settings
+    from cli.vram import run
+
+    settings = read_settings()
+    raise typer.Exit(run(base_url(url or settings.operator_url), settings, as_json=as_json, watch=watch))
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def lease(
+    command: Annotated[list[str], typer.Argument(help="The command, after `--`, with its arguments.")],
+    *,
+    mib: Annotated[int, typer.Option("--mib", min=1, help="Memory to lease, MiB.", metavar="MIB")],
+    min_mib: Annotated[
+        int | None, typer.Option("--min-mib", min=1, help="Least that is of use; else all or nothing.", metavar="MIB")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="gpu0, gpu1, ... or cpu; else the one with the most room.")
+    ] = None,
+    tier: Annotated[Tier | None, typer.Option("--tier", help="How deep into the keep-free floor it may reach.")] = None,
+    ttl: Annotated[
+        int | None, typer.Option("--ttl", min=1, help="How long it lasts after this command died.", metavar="SECONDS")
+    ] = None,
+    wait: Annotated[
+        float, typer.Option("--wait", min=0, max=600, help="How long to wait for room.", metavar="SECONDS")
+    ] = 0.0,
+    reclaim: Annotated[bool, typer.Option("--reclaim", help="Ask others to make room for it.")] = False,
+    purpose: Annotated[str | None, typer.Option("--for", help="What it is for, as `omniserve vram` shows it.")] = None,
+    tenant: Annotated[str, typer.Option("--tenant", help="Who holds it, as `omniserve vram` shows it.")] = "shell",
+    url: Annotated[
+        str | None,
+        typer.Option("--url", help="The operator's front door.  [default: OMNISERVE_CLI_OPERATOR_URL]", metavar="URL"),
+    ] = None,
+) -> None:
+    """Run a command under a lease of device memory: `omniserve lease --mib 4096 -- python train.py`.
+
+    The lease is renewed while the command runs and given back when it ends. Signals are passed on, and the command's exit
+    status is this one's. Without room nothing is run, and the status is 75. When the lease is lost, standard error says so
+    and the command goes on.
+    """
+    from cli.lease import Wish, run
+    from cli.settings import base_url, read_settings
+
+    settings = read_settings()
+    wish = Wish(
+        mib=mib,
+        min_mib=min_mib,
+        device=device,
+        tier=tier.value if tier else None,
+        ttl_s=ttl,
+        wait_s=wait,
+        purpose=purpose if purpose is not None else Path(command[0]).name,
+        tenant=tenant,
+        reclaim=reclaim,
+    )
+    raise typer.Exit(run(base_url(url or settings.operator_url), wish, command, settings))
+
+
+@app.command()
 def doctor(*, as_json: Json = False) -> None:
     """Check this machine and this checkout: what is wrong, and how to mend it.
 

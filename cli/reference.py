@@ -26,6 +26,8 @@ _COMMANDS: Final = (
     ("keys", "create"),
     ("keys", "list"),
     ("keys", "revoke"),
+    ("vram",),
+    ("lease",),
     ("doctor",),
 )
 _HEAD: Final = """\

@@ -109,11 +109,35 @@ def _placement(engine: Answer) -> str:
     return f" on {device}" if device else ""
 
 
+def _vram(name: str, detail: Answer) -> Iterator[Cells]:
+    devices = _list(detail.get("devices"))
+    waiting = str(_number(detail.get("waiting")))
+    for device in devices:
+        free = (
+            f"{_number(device['free_mib'])} of {_number(device.get('total_mib'))} MiB free"
+            if "free_mib" in device
+            else "free memory unknown"
+        )
+        yield (
+            f"{name}/{_text(device.get('device'))}",
+            waiting,
+            "-",
+            f"{free}, {_number(device.get('granted_mib'))} leased",
+            "-",
+        )
+    if not devices:
+        yield from _plain(name, detail)
+
+
 def _plain(name: str, _: Answer) -> Iterator[Cells]:
     yield name, "-", "-", "-", "-"
 
 
-_PARTS: Final[Mapping[str, Callable[[str, Answer], Iterator[Cells]]]] = {"admission": _admission, "llm": _llm}
+_PARTS: Final[Mapping[str, Callable[[str, Answer], Iterator[Cells]]]] = {
+    "admission": _admission,
+    "llm": _llm,
+    "vram": _vram,
+}
 
 
 def _objects(value: object) -> dict[str, Answer]:

@@ -29,7 +29,7 @@ ELSEWHERE = {
 
 
 def here(mesh, code: str) -> str:
-    return code.replace("127.0.0.1:8791", mesh.public_target)
+    return code.replace("127.0.0.1:8791", mesh.public_target).replace("127.0.0.1:8792", mesh.operator_target)
 
 
 def environment(mesh) -> dict[str, str]:

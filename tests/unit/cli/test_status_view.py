@@ -92,3 +92,16 @@ def test_services_and_fields_of_a_newer_mesh_do_not_break_the_table():
     shown = rows("u", health, newer, {})
     assert ("vram", "serving", "-", "-", "-", "-", "-") in shown
     assert ("llm", "serving", "-", "0", "0/0", "unknown (unknown)", "0 read, 0 written") in shown
+
+
+def test_each_device_tells_what_is_free_and_leased_or_that_nobody_knows():
+    devices = [
+        {"device": "gpu0", "free_mib": 5, "total_mib": 9, "granted_mib": 3},
+        {"device": "gpu1", "granted_mib": 0},
+    ]
+    health = {"status": "ok", "services": {"vram": {"status": "serving"}}}
+    shown = rows("http://door", health, {"status": "ok", "services": {"vram": {"waiting": 2, "devices": devices}}}, {})
+    assert shown[1:] == [
+        ("vram/gpu0", "serving", "-", "2", "-", "5 of 9 MiB free, 3 leased", "-"),
+        ("vram/gpu1", "serving", "-", "2", "-", "free memory unknown, 0 leased", "-"),
+    ]
