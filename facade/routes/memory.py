@@ -52,7 +52,9 @@ def router(facade: Facade) -> APIRouter:
         try:
             answer = await facade.vram.lease(asked, who, request.receive)
         except DomainError as error:
-            raise (without_items(error) if is_short else error) from error
+            if not is_short:
+                raise
+            raise without_items(error) from error
         return _json(lease_answer(answer))
 
     @routes.post(

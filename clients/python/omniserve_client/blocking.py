@@ -94,7 +94,8 @@ class Lease:
             return
         self._over.set()
         self._wake.set()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # `on_lost` may release, too
+            self._thread.join()
         with suppress(grpc.RpcError):  # the TTL ends it then
             self._client.call("Release", pb.ReleaseRequest(lease_id=self.lease_id), _GOODBYE_S)
 
