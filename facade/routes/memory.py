@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from facade.body import read_request
 from facade.describe import answers, json_body
-from facade.door import Principal, principal_of
+from facade.door import operator_of
 from facade.translate.memory import (
     LEASE,
     RELEASE,
@@ -22,7 +22,7 @@ from facade.translate.memory import (
     worded,
 )
 from facade.wiring import Facade
-from services.kit.errors import DomainError, Reason
+from services.kit.errors import DomainError
 
 
 def router(facade: Facade) -> APIRouter:
@@ -37,7 +37,7 @@ def router(facade: Facade) -> APIRouter:
         response_class=Response,
     )
     async def vram(request: Request) -> Response:
-        return _json(state(await facade.vram.state(_operator(request))))
+        return _json(state(await facade.vram.state(operator_of(request.scope))))
 
     @routes.post(
         "/v1/gpu/lease",
@@ -47,7 +47,7 @@ def router(facade: Facade) -> APIRouter:
         response_class=Response,
     )
     async def lease(request: Request) -> Response:
-        who = _operator(request)
+        who = operator_of(request.scope)
         asked, is_short = await read_request(request, read_lease, limit_mib=limit_mib)
         try:
             answer = await facade.vram.lease(asked, who, request.receive)
@@ -65,7 +65,7 @@ def router(facade: Facade) -> APIRouter:
         response_class=Response,
     )
     async def renew(request: Request) -> Response:
-        who = _operator(request)
+        who = operator_of(request.scope)
         asked = await read_request(request, read_renew, limit_mib=limit_mib)
         return _json(worded(await facade.vram.renew(asked, who)))
 
@@ -77,7 +77,7 @@ def router(facade: Facade) -> APIRouter:
         response_class=Response,
     )
     async def release(request: Request) -> Response:
-        who = _operator(request)
+        who = operator_of(request.scope)
         asked = await read_request(request, read_release, limit_mib=limit_mib)
         return _json(worded(await facade.vram.release(asked, who)))
 
@@ -88,17 +88,9 @@ def router(facade: Facade) -> APIRouter:
         response_class=Response,
     )
     async def host_memory(request: Request) -> Response:
-        return _json(worded(await facade.vram.host_memory(_operator(request))))
+        return _json(worded(await facade.vram.host_memory(operator_of(request.scope))))
 
     return routes
-
-
-def _operator(request: Request) -> Principal:
-    """Return the caller, who came in by the operator's listener. Raises DomainError, as if there were nothing here."""
-    who = principal_of(request.scope)
-    if not who.is_operator:
-        raise DomainError(Reason.NOT_FOUND, "Not found. Operator routes are on the operator listener only.")
-    return who
 
 
 def _json(value: dict[str, Any]) -> Response:

@@ -301,9 +301,7 @@ async def _mesh(state_dir: Path, **overrides: object) -> AsyncIterator[Mesh]:
             base_url=f"http://127.0.0.1:{running.port}", headers={"x-omniserve-service-token": token}, timeout=30
         )
         await stack.enter_async_context(http)
-        yield Mesh(
-            running, servicer, admin, llm.health, llm.port, http, state_dir, scripted_vram, llm.stop, llm.start
-        )
+        yield Mesh(running, servicer, admin, llm.health, llm.port, http, state_dir, scripted_vram, llm.stop, llm.start)
 
 
 @pytest.fixture
