@@ -215,7 +215,7 @@ class Broker:
         for ended in self.ledger.take_ended():
             self._file.remove(ended.lease.lease_id)
             self._forget(ended)
-        for late in self.reclaims.expire(self.now()):
+        for late in self.reclaims.expire(self.now()) if self.reclaims.open else ():
             self.watchers.withdrawn(late)
         self._file.count(self.ledger.counts)
 
@@ -341,4 +341,6 @@ def _may_change(denied: Denied) -> bool:
 
 def _whole(ask: Ask) -> Ask:
     """Return the ask for all of it: less is granted only when it is certain that there is no more."""
+    if all(each.min_size_mib == each.size_mib for each in ask.items):
+        return ask
     return replace(ask, items=tuple(replace(each, min_size_mib=each.size_mib) for each in ask.items))

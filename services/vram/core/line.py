@@ -39,7 +39,7 @@ class Line:
     def closed_to(self, tier: Tier, devices: Iterable[str]) -> dict[str, str]:
         """Return the devices that somebody of this tier or a better one waits for, with the sentence for the refused."""
         closed: dict[str, str] = {}
-        for waiting in self.ordered():
+        for waiting in self.ordered() if self._waiting else ():
             if waiting.ask.tier < tier:
                 break
             _close(closed, waiting.ask, devices)
