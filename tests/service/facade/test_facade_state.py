@@ -120,6 +120,14 @@ async def test_the_description_has_the_fields_that_requests_are_parsed_by(mesh):
         "/health",
         "/readyz",
         "/status",
+        "/v1/gpu/vram",
+        "/v1/gpu/lease",
+        "/v1/gpu/renew",
+        "/v1/gpu/release",
+        "/v1/host/memory",
+        "/admin/llm/load",
+        "/admin/llm/unload",
+        "/admin/llm/swap",
     }
 
 
