@@ -13,7 +13,10 @@ from services.kit.errors import DomainError, Reason
 _PLACES = (
     ("options.sampling.", ""),
     ("options.limits.", ""),
+    ("options.structure.json_schema.schema_json", "response_format.json_schema.schema"),
+    ("options.structure.grammar", "grammar"),
     ("options.structure.", "response_format."),
+    ("options.structure", "response_format"),
     ("options.", ""),
     ("prompt.tokens.ids", "prompt"),
     ("prompt.text", "prompt"),
@@ -23,6 +26,9 @@ _PLACES = (
 
 def rest_field(path: str) -> str:
     """Return the REST name of a field that the contract names by its path."""
+    if path.startswith("tools["):
+        tool, _, rest = path.partition(".")
+        return f"{tool}.function.{rest.replace('parameters_json', 'parameters', 1)}"
     for theirs, ours in _PLACES:
         if path.startswith(theirs):
             return ours + path.removeprefix(theirs)

@@ -1,6 +1,6 @@
 """One generation from request to usage: check, tokenize, wait for the permit, run, give everything back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,9 +10,13 @@ from services.kit.errors import DomainError, Reason
 from services.llm.adapters.text import Text
 from services.llm.core.adapters import AdapterSet, adapter_set
 from services.llm.core.catalogue import Kind
+from services.llm.core.dialect import dialect_of
 from services.llm.core.options import AskedOptions, Options, check_options, check_tokens, fit_context
 from services.llm.core.prompt import Chat, Completion, template_inputs
+from services.llm.core.shaping import Shaper
+from services.llm.core.tools import described, told
 from services.llm.core.wire import Delta, Finish, Limits, Progress, Submit, TextReady, pack_tokens
+from services.llm.forms import Form, Forms
 from services.llm.hosting import TIER_RANKS
 from services.llm.outbox import Port
 from services.llm.resident import Resident
@@ -48,6 +52,7 @@ class Generator:
         self.draining = False
         self._clock = clock
         self._waits = waits
+        self._forms = Forms()
 
     async def run(self, work: Work, port: Port) -> None:
         """Run one generation to its end; the last thing said is `done`.
@@ -74,8 +79,9 @@ class Generator:
         prompt = await self.prompt(work.content, resident, vocabulary)
         # Before it waits for anything: nobody should queue for a model only to hear that the prompt is too long.
         limits = fit_context(options, prompt_tokens=len(prompt.tokens), context_tokens=resident.context_tokens)
+        form = await self._forms.of(work.content, options.structure, prompt.prompt, resident, vocabulary)
         timeline = Timeline(self._clock)
-        watcher = _Watcher(port, timeline)
+        watcher = _Watcher(port, timeline, form.shaper)
         asker = Asker(work.tier, work.client, work.request_id, options.may_wait)
         with generation_span(resident.name, work.content, options, limits, timeline):
             async with self.residents.use(resident, asker, on_queued=port.queued, on_loading=port.loading):
@@ -83,9 +89,11 @@ class Generator:
                 limits = fit_context(options, prompt_tokens=len(prompt.tokens), context_tokens=resident.context_tokens)
                 if isinstance(work.content, Completion) and work.content.echo:
                     await self._echo(work.content, resident, prompt, options.choices, port)
-                await self._generate(work, resident, prompt, watcher, options=options, limits=limits, adapters=adapters)
+                await self._generate(
+                    work, resident, prompt, watcher, form, options=options, limits=limits, adapters=adapters
+                )
             timeline.ended(watcher.finishes)
-        port.done(_usage(watcher.finishes, timeline))
+        port.done(_usage(watcher.finishes, timeline, form.shaper))
 
     async def vocabulary(self, resident: Resident) -> TextReady:
         """Return what is known about a model's vocabulary. Raises DomainError `loading`."""
@@ -95,9 +103,17 @@ class Generator:
         """Return what is to be continued as tokens. Raises DomainError."""
         if isinstance(content, Chat):
             served = resident.served
-            inputs = template_inputs(content, developer_role=served.developer_role, system=served.system)
             self.check_size("messages", sum(len(part) for turn in content.turns for part in turn.texts))
-            return await resident.text.render(inputs, tools=None, now_unix_s=self._clock.wall())
+            dialect = dialect_of(vocabulary.template)
+            tools = described(content.toolbox)
+            heard = replace(content, turns=told(content.turns, tools, dialect))
+            inputs = template_inputs(heard, developer_role=served.developer_role, system=served.system)
+            native = tools if tools and dialect.native else None
+            return await resident.text.render(inputs, tools=native, now_unix_s=self._clock.wall())
+        if content.suffix is not None:
+            self.check_size("suffix", len(content.suffix))
+            self.check_size("prompt.text", len(content.text or ""))
+            return await resident.text.infill(content.text or "", content.suffix)
         if content.tokens is not None:
             check_tokens("prompt.tokens.ids", list(content.tokens), vocabulary.vocabulary)
             return Text(np.asarray(content.tokens, np.int32), "")
@@ -124,6 +140,7 @@ class Generator:
         resident: Resident,
         prompt: Text,
         watcher: "_Watcher",
+        form: Form,
         *,
         options: Options,
         limits: Limits,
@@ -142,6 +159,9 @@ class Generator:
                 reuse=options.reuse,
                 rank=TIER_RANKS.get(work.tier, 1),
                 adapters=adapters,
+                constraint=form.constraint,
+                shown=form.shown,
+                sized=form.shaper is not None,
             )
 
         ticket = resident.engine.submit(submit, watcher)
@@ -154,9 +174,10 @@ class Generator:
 class _Watcher:
     """The engine's sink: passes on, and notes when and how much."""
 
-    def __init__(self, port: Port, timeline: Timeline) -> None:
+    def __init__(self, port: Port, timeline: Timeline, shaper: Shaper | None) -> None:
         self._port = port
         self._timeline = timeline
+        self._shaper = shaper
         self.finishes: list[Finish] = []
 
     def progress(self, progress: Progress) -> None:
@@ -166,15 +187,16 @@ class _Watcher:
         self._timeline.gained()
         if delta.finish is not None:
             self.finishes.append(delta.finish)
-        self._port.delta(delta)
+        self._port.delta(delta if self._shaper is None else self._shaper.shaped(delta))
 
 
-def _usage(finishes: list[Finish], timeline: Timeline) -> pb.Usage:
+def _usage(finishes: list[Finish], timeline: Timeline, shaper: Shaper | None) -> pb.Usage:
     return pb.Usage(
         prompt_tokens=finishes[0].prompt_tokens,
         # What later choices share with the first one is no saving: it was computed for this request.
         cached_tokens=min(finish.cached_tokens for finish in finishes),
         completion_tokens=sum(finish.completion_tokens for finish in finishes),
+        reasoning_tokens=0 if shaper is None else shaper.reasoning_tokens,
         queue_ms=timeline.queue_ms,
         prefill_ms=timeline.prefill_ms,
         decode_ms=timeline.decode_ms,

@@ -53,7 +53,7 @@ class Served:
     @property
     def developer_role(self) -> bool:
         """Whether the model's template knows the role developer."""
-        return "developer" in self.file.header.template
+        return "developer" in (self.text.template or self.file.header.template)
 
     @property
     def context_tokens(self) -> int:
@@ -94,7 +94,7 @@ def from_settings(settings: LlmSettings) -> Served:
         entry=entry(file.path.stem, name=settings.model_name, aliases=settings.model_aliases),
         file=file,
         engine=engine_config(settings, file),
-        text=text_config(settings, file),
+        text=text_config(settings, file, model_file.read_template(settings.chat_template)),
         sampling=sampling(settings),
         system=settings.system(),
         pinned=True,
@@ -188,9 +188,9 @@ def sampling(settings: LlmSettings) -> Sampling:
     return Sampling(temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k, min_p=settings.min_p)
 
 
-def text_config(settings: LlmSettings, file: ModelFile) -> TextConfig:
-    """Return the text host's configuration."""
-    return TextConfig(str(file.path), settings.template_s, settings.prompt_bytes, settings.text_memory_mib)
+def text_config(settings: LlmSettings, file: ModelFile, template: str = "") -> TextConfig:
+    """Return the text host's configuration. `template`: instead of the file's own."""
+    return TextConfig(str(file.path), settings.template_s, settings.prompt_bytes, settings.text_memory_mib, template)
 
 
 def engine_config(settings: LlmSettings, file: ModelFile) -> EngineConfig:

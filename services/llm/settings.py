@@ -34,6 +34,9 @@ class LlmSettings(MeshSettings):
         "System message for chats that bring none. Empty: `Answer questions correctly.` for the default model, and for "
         "any other what its template says; `none`: what the template says.",
     )
+    chat_template: Path | None = knob(
+        None, "File with a Jinja chat template for the one model of these settings, instead of its own."
+    )
     ngl: Literal["auto"] | int = knob(
         "auto",
         "Layers on the GPU: auto fits as many as there is memory for, -1 is all, 0 none.",

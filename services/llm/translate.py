@@ -17,6 +17,9 @@ from services.llm.core.lifecycle import State
 from services.llm.core.memory import MIB
 from services.llm.core.options import AskedOptions, AskedSampling
 from services.llm.core.prompt import Call, Chat, Completion, Turn
+from services.llm.core.shaping import CallPiece, Shaped
+from services.llm.core.structure import Structure, StructureKind
+from services.llm.core.toolbox import Tool, Toolbox, Use, check_tools
 from services.llm.core.wire import Counters, Delta, Dry, EngineConfig, Finish, Logprob, Mirostat, Ready, Xtc
 from services.llm.resident import Resident
 
@@ -37,6 +40,14 @@ _FINISH: Final[Mapping[str, pb.FinishReason.ValueType]] = {
     "sentences": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
     "min_probability": pb.FINISH_REASON_MIN_PROBABILITY,
+    "tool_calls": pb.FINISH_REASON_TOOL_CALLS,
+}
+_USES: Final[Mapping[int, Use]] = {
+    pb.ToolChoice.KIND_UNSPECIFIED: Use.AUTO,
+    pb.ToolChoice.KIND_AUTO: Use.AUTO,
+    pb.ToolChoice.KIND_NONE: Use.NONE,
+    pb.ToolChoice.KIND_REQUIRED: Use.REQUIRED,
+    pb.ToolChoice.KIND_NAMED: Use.NAMED,
 }
 _STATES: Final[Mapping[State, pb.ModelState.ValueType]] = {
     State.AVAILABLE: pb.MODEL_STATE_AVAILABLE,
@@ -63,6 +74,7 @@ def options(message: pb.Options) -> AskedOptions:
         min_probability=limits.min_probability if limits.HasField("min_probability") else None,
         max_sentences=limits.max_sentences if limits.HasField("max_sentences") else None,
         choices=message.n if message.HasField("n") else None,
+        structure=_structure(message.structure) if message.HasField("structure") else None,
         logprobs=message.logprobs,
         top_logprobs=message.top_logprobs,
         cache_prompt=message.cache_prompt if message.HasField("cache_prompt") else None,
@@ -76,12 +88,18 @@ def options(message: pb.Options) -> AskedOptions:
 
 def _unsupported(message: pb.Options) -> list[str]:
     found = []
-    kind = message.structure.WhichOneof("kind") if message.HasField("structure") else None
-    if kind is not None:
-        found.append(f"options.structure.{kind}")
     if message.speculate:
         found.append("options.speculate")
     return found
+
+
+def _structure(message: pb.Structure) -> Structure | None:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        return None
+    if kind == "json_schema":
+        return Structure(StructureKind.JSON_SCHEMA, message.json_schema.schema_json, strict=message.json_schema.strict)
+    return Structure(StructureKind(kind), message.grammar)
 
 
 def _sampling(message: pb.Sampling) -> AskedSampling:
@@ -100,26 +118,41 @@ def _sampling(message: pb.Sampling) -> AskedSampling:
 
 def completion(message: pb.CompleteRequest) -> Completion:
     """Return what is to be continued. Raises DomainError."""
-    if message.HasField("suffix"):
-        raise DomainError(Reason.UNSUPPORTED, "'suffix' is not supported by this server yet", field="suffix")
     kind = message.prompt.WhichOneof("kind")
     if kind is None:
         raise DomainError(Reason.INVALID_REQUEST, "'prompt' must be given as text or tokens", field="prompt")
     if kind == "text":
-        return Completion(text=message.prompt.text, echo=message.echo)
+        suffix = message.suffix if message.HasField("suffix") else None
+        return Completion(text=message.prompt.text, echo=message.echo, suffix=suffix)
+    if message.HasField("suffix"):
+        raise DomainError(Reason.UNSUPPORTED, "'suffix' can only follow a prompt that is a text", field="suffix")
     return Completion(tokens=tuple(message.prompt.tokens.ids), echo=message.echo)
 
 
 def chat(message: pb.ChatRequest) -> Chat:
-    """Return the conversation. Raises DomainError `unsupported` for tools that might be called."""
-    if message.tools and message.tool_choice.kind != pb.ToolChoice.KIND_NONE:
-        raise DomainError(Reason.UNSUPPORTED, "'tools' are not supported by this server yet", field="tools")
-    if message.tool_choice.kind in {pb.ToolChoice.KIND_REQUIRED, pb.ToolChoice.KIND_NAMED}:
-        raise DomainError(Reason.UNSUPPORTED, "'tool_choice' is not supported by this server yet", field="tool_choice")
+    """Return the conversation. Raises DomainError for tools that cannot be offered."""
+    toolbox = _toolbox(message)
+    check_tools(toolbox)
     return Chat(
         turns=tuple(_turn(each) for each in message.messages),
         thinking=message.enable_thinking if message.HasField("enable_thinking") else None,
         variables=json_format.MessageToDict(message.template_variables),
+        toolbox=toolbox,
+    )
+
+
+def _toolbox(message: pb.ChatRequest) -> Toolbox:
+    choice = message.tool_choice
+    use = _USES.get(choice.kind)
+    if use is None:
+        raise DomainError(
+            Reason.INVALID_REQUEST, f"'tool_choice.kind' is {choice.kind}, which is none", field="tool_choice.kind"
+        )
+    return Toolbox(
+        tools=tuple(Tool(tool.name, tool.description, tool.parameters_json, tool.strict) for tool in message.tools),
+        use=use,
+        name=choice.name,
+        parallel=choice.parallel if choice.HasField("parallel") else True,
     )
 
 
@@ -154,11 +187,18 @@ def output(deltas: Sequence[Delta]) -> pb.Output:
         else:
             choice.text += delta.text
             choice.tokens += delta.tokens
+        if isinstance(delta, Shaped):
+            choice.reasoning += delta.reasoning
+            choice.tool_calls.extend(_call_delta(each) for each in delta.calls)
         if delta.logprobs:
             choice.logprobs.extend(_logprob(each) for each in delta.logprobs)
         if delta.finish is not None:
             _finish(choice, delta.finish)
     return pb.Output(choices=choices.values())
+
+
+def _call_delta(piece: CallPiece) -> pb.ToolCallDelta:
+    return pb.ToolCallDelta(index=piece.index, id=piece.identity, name=piece.name, arguments_json=piece.arguments)
 
 
 def _finish(choice: pb.ChoiceDelta, finish: Finish) -> None:

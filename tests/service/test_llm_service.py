@@ -210,10 +210,15 @@ BAD = {
         Reason.UNSUPPORTED,
         "messages[0].content[0].media",
     ),
-    "tools": (
-        pb.ChatRequest(messages=[pb.Message(role="user")], tools=[pb.Tool(name="f")]),
-        Reason.UNSUPPORTED,
-        "tools",
+    "tool without a name": (
+        pb.ChatRequest(messages=[pb.Message(role="user")], tools=[pb.Tool(name="a b")]),
+        Reason.INVALID_REQUEST,
+        "tools[0].name",
+    ),
+    "no tool to choose": (
+        pb.ChatRequest(messages=[pb.Message(role="user")], tool_choice=pb.ToolChoice(kind="KIND_REQUIRED")),
+        Reason.INVALID_REQUEST,
+        "tool_choice",
     ),
     "no prompt": (pb.CompleteRequest(), Reason.INVALID_REQUEST, "prompt"),
     "empty prompt": (pb.CompleteRequest(prompt=pb.Prompt(text="")), Reason.INVALID_REQUEST, "prompt"),
@@ -233,10 +238,25 @@ BAD = {
     "many stops": (chat(limits={"stop": ["x"] * 17}), Reason.INVALID_REQUEST, "options.limits.stop"),
     "empty stop": (chat(limits={"stop": ["a", ""]}), Reason.INVALID_REQUEST, "options.limits.stop[1]"),
     "sentences": (chat(limits={"max_sentences": 0}), Reason.INVALID_REQUEST, "options.limits.max_sentences"),
-    "schema": (
-        chat(structure=pb.Structure(json_object=pb.JsonObject())),
+    "no schema": (
+        chat(structure=pb.Structure(json_schema=pb.JsonSchema(schema_json="{"))),
+        Reason.INVALID_REQUEST,
+        "options.structure.json_schema.schema_json",
+    ),
+    "strict schema": (
+        chat(structure=pb.Structure(json_schema=pb.JsonSchema(schema_json='{"not": {}}', strict=True))),
         Reason.UNSUPPORTED,
-        "options.structure.json_object",
+        "options.structure.json_schema.schema_json.not",
+    ),
+    "no grammar": (
+        chat(structure=pb.Structure(grammar="root ::= missing")),
+        Reason.INVALID_REQUEST,
+        "options.structure.grammar",
+    ),
+    "structure without an end": (
+        chat(structure=pb.Structure(json_object=pb.JsonObject()), limits={"ignore_eos": True}),
+        Reason.INVALID_REQUEST,
+        "options.limits.ignore_eos",
     ),
     "adapter": (chat(adapters=[pb.Adapter(name="x")]), Reason.INVALID_REQUEST, "options.adapters[0].name"),
     "speculation": (chat(speculate=True), Reason.UNSUPPORTED, "options.speculate"),

@@ -45,6 +45,19 @@ def with_template(path: Path, template: str) -> Path:
     return path
 
 
+def with_infill(path: Path, tokens: tuple[int, int, int]) -> Path:
+    """The default model's vocabulary in a file without weights, with tokens for texts with a gap."""
+    data = default_path().read_bytes()
+    entries = b""
+    for name, token in zip(("pre", "suf", "mid"), tokens, strict=True):
+        key = f"tokenizer.ggml.fim_{name}_token_id".encode()
+        entries += struct.pack("<Q", len(key)) + key + struct.pack("<II", 4, token)
+    (count,) = struct.unpack_from("<Q", data, 16)
+    header = data[:8] + struct.pack("<QQ", 0, count + 3) + data[24 : header_end(data)]
+    path.write_bytes(header + entries + b"\0" * 64)
+    return path
+
+
 def header_end(data: bytes) -> int:
     """Where the metadata end and the tensors' names begin: the first name is that of the token embeddings."""
     name = b"token_embd.weight"
@@ -152,3 +165,30 @@ async def test_hosts_end_with_the_service_that_started_them():
         pid = text._host.pid
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_a_text_with_a_gap_is_marked_with_the_model_s_own_tokens(tmp_path):
+    async with running(with_infill(tmp_path / "infill.gguf", (5, 6, 7))) as text:
+        assert (await text.vocabulary(wait_s=1)).infill
+        (before,), (after,) = [
+            (await text.tokenize(part, begin=False, parse_special=False)).tokens for part in (" a", " b")
+        ]
+        filled = await text.infill(" a", " b")
+    assert filled.tokens.tolist() == [5, before, 6, after, 7]
+    assert filled.prompt == " a"
+
+
+async def test_a_model_without_tokens_for_a_gap_refuses_it():
+    async with running(default_path()) as text:
+        error = await refusal(text.infill("a", "b"))
+    assert (error.reason, error.field) == (Reason.UNSUPPORTED, "suffix")
+
+
+async def test_a_grammar_is_read_where_it_can_do_no_harm():
+    async with running(default_path()) as text:
+        await text.check_grammar('root ::= "a"', "grammar")
+        error = await refusal(text.check_grammar('root ::= "a', "grammar"))
+        assert (error.reason, error.field) == (Reason.INVALID_REQUEST, "grammar")
+        error = await refusal(text.check_grammar('root ::= a\na ::= b a "y" | "x"\nb ::= c\nc ::= ""', "grammar"))
+        assert (error.reason, error.field) == (Reason.INVALID_REQUEST, "grammar")
+        assert (await text.tokenize("still here", begin=False, parse_special=False)).tokens.size

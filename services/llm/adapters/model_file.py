@@ -51,3 +51,13 @@ def read(path: Path) -> ModelFile:
     except GgufError as error:
         raise ModelFileError(f"{path}: {error}") from None
     return ModelFile(path.resolve(), stat.st_size, int(stat.st_mtime), header)
+
+
+def read_template(path: Path | None) -> str:
+    """Return the text of a chat template that replaces the model's own, "" for none. Raises ModelFileError."""
+    if path is None:
+        return ""
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(f"the chat template {path} cannot be read: {error}") from None

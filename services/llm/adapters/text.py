@@ -14,7 +14,10 @@ from services.kit.errors import DomainError, Reason
 from services.llm.adapters.host_process import HostProcess
 from services.llm.core.prompt import TemplateInputs
 from services.llm.core.wire import (
+    CheckGrammar,
     FromText,
+    GrammarChecked,
+    Infill,
     LoadFailed,
     Pieces,
     Refused,
@@ -28,14 +31,14 @@ from services.llm.core.wire import (
     unpack_tokens,
 )
 
-Call = Render | Tokenize | Pieces
-Answer = Tokenized | Spelled
+Call = Render | Tokenize | Infill | Pieces | CheckGrammar
+Answer = Tokenized | Spelled | GrammarChecked
 
 GRACE_S: Final = 10.0
 """Enough to tokenize the longest prompt."""
 _RESTART_S: Final = 1.0
 _log = telemetry.logger(__name__)
-A = TypeVar("A", Tokenized, Spelled)
+A = TypeVar("A", Tokenized, Spelled, GrammarChecked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,10 @@ class TextHost:
     async def render(self, inputs: TemplateInputs, *, tools: list[dict[str, object]] | None, now_unix_s: float) -> Text:
         """Format a chat by the model's template. Raises DomainError `invalid_request` when it does not accept the chat."""
         answer = await self._ask(
-            lambda call: Render(call, inputs.messages, tools, inputs.variables, inputs.prefill, now_unix_s), Tokenized
+            lambda call: Render(
+                call, inputs.messages, tools, inputs.variables, inputs.prefill, now_unix_s, inputs.thinking
+            ),
+            Tokenized,
         )
         return Text(unpack_tokens(answer.tokens), answer.prompt)
 
@@ -92,9 +98,18 @@ class TextHost:
         answer = await self._ask(lambda call: Tokenize(call, text, begin, parse_special), Tokenized)
         return Text(unpack_tokens(answer.tokens), answer.prompt)
 
+    async def infill(self, before: str, after: str) -> Text:
+        """Tokenize a text with a gap. Raises DomainError `unsupported` when the model has no tokens for it."""
+        answer = await self._ask(lambda call: Infill(call, before, after), Tokenized)
+        return Text(unpack_tokens(answer.tokens), answer.prompt)
+
     async def pieces(self, tokens: npt.NDArray[np.int32]) -> list[bytes]:
         """Return the bytes of tokens, which must be in the vocabulary."""
         return (await self._ask(lambda call: Pieces(call, pack_tokens(tokens)), Spelled)).pieces
+
+    async def check_grammar(self, grammar: str, field: str) -> None:
+        """Let llama.cpp read a grammar. Raises DomainError `invalid_request` naming the field when it does not accept it."""
+        await self._ask(lambda call: CheckGrammar(call, grammar, field), GrammarChecked)
 
     async def _ask(self, build: Callable[[int], Call], kind: type[A]) -> A:
         number = next(self._numbers)
@@ -152,8 +167,9 @@ class TextHost:
         culprit = self._open.get(self._sent[0]) if self._sent else None
         self._sent.clear()
         if culprit is not None and not culprit.answer.done():
-            message = f"this text could not be processed: {why}"
-            culprit.answer.set_exception(DomainError(Reason.INVALID_REQUEST, message, field="messages"))
+            field = culprit.call.field if isinstance(culprit.call, CheckGrammar) else "messages"
+            message = f"'{field}' could not be processed: {why}"
+            culprit.answer.set_exception(DomainError(Reason.INVALID_REQUEST, message, field=field))
 
     def _hear(self, message: FromText) -> None:
         if isinstance(message, TextReady):

@@ -8,6 +8,7 @@ from typing import Final
 
 from services.kit.errors import DomainError, Reason
 from services.llm.core.adapters import AskedAdapter
+from services.llm.core.structure import Structure
 from services.llm.core.wire import Dry, Limits, Mirostat, Sampling, Xtc
 
 MOST_STOPS: Final = 16
@@ -52,6 +53,7 @@ class AskedOptions:
     choices: int | None = None
     logprobs: bool = False
     top_logprobs: int = 0
+    structure: Structure | None = None
     cache_prompt: bool | None = None
     may_wait: bool | None = None
     adapters: tuple[AskedAdapter, ...] = ()
@@ -70,6 +72,7 @@ class Options:
     max_sentences: int
     choices: int
     logprobs: int
+    structure: Structure | None
     reuse: bool
     may_wait: bool
 
@@ -138,6 +141,8 @@ def check_options(asked: AskedOptions, *, vocabulary: int, defaults: Sampling) -
     if asked.max_sentences is not None:
         _check("options.limits.max_sentences", asked.max_sentences, _Range(1, 2**32 - 1))
     _check_stops(asked.stop)
+    if asked.structure is not None and asked.ignore_eos:
+        raise _refusal("options.limits.ignore_eos", "cannot be combined with structured output, which ends somewhere")
     return Options(
         sampling=_sampling(asked.sampling, vocabulary, defaults),
         max_tokens=asked.max_tokens,
@@ -147,6 +152,7 @@ def check_options(asked: AskedOptions, *, vocabulary: int, defaults: Sampling) -
         max_sentences=asked.max_sentences or 0,
         choices=choices,
         logprobs=asked.top_logprobs if asked.logprobs else -1,
+        structure=asked.structure,
         reuse=asked.cache_prompt is not False,
         may_wait=asked.may_wait is not False,
     )

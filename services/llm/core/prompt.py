@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from services.kit.errors import DomainError, Reason
+from services.llm.core.toolbox import Toolbox
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 MOST_TURNS: Final = 4096
@@ -41,15 +42,20 @@ class Chat:
     turns: tuple[Turn, ...]
     thinking: bool | None = None
     variables: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    toolbox: Toolbox = field(default_factory=Toolbox)
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A text or token sequence to continue: exactly one of the two. `echo`: it comes before the answer."""
+    """A text or token sequence to continue: exactly one of the two. `echo`: it comes before the answer.
+
+    `suffix`: what follows the gap that the answer fills; only with a text.
+    """
 
     text: str | None = None
     tokens: tuple[int, ...] | None = None
     echo: bool = False
+    suffix: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,7 @@ class TemplateInputs:
     messages: list[dict[str, Any]]
     variables: dict[str, Any]
     prefill: str | None
+    thinking: bool | None = None
 
 
 def template_inputs(chat: Chat, *, developer_role: bool, system: str | None = None) -> TemplateInputs:
@@ -85,7 +92,9 @@ def template_inputs(chat: Chat, *, developer_role: bool, system: str | None = No
     variables = dict(chat.variables)
     if chat.thinking is not None:
         variables["enable_thinking"] = chat.thinking
-    return TemplateInputs([_message(turn, developer_role=developer_role) for turn in turns], variables, prefill)
+    return TemplateInputs(
+        [_message(turn, developer_role=developer_role) for turn in turns], variables, prefill, chat.thinking
+    )
 
 
 def _check(place: int, turn: Turn) -> None:

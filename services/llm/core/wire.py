@@ -68,6 +68,22 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     max_sentences: int = 0
 
 
+class Constraint(msgspec.Struct, frozen=True, array_like=True):
+    """What the output has to obey: a grammar in GBNF. `field`: what asked for it.
+
+    `triggers`: the grammar holds for what follows the first of these texts; without any, from the first token.
+    `anchored`: only where nothing but space precedes them. `thoughts`: what stands between these marks does not count;
+    `inside`: the prompt ends between them.
+    """
+
+    grammar: str
+    field: str = "options.structure"
+    triggers: tuple[str, ...] = ()
+    anchored: bool = False
+    thoughts: tuple[str, str] | None = None
+    inside: bool = False
+
+
 # ---- service -> engine host ----------------------------------------------------------------------------------
 
 
@@ -103,6 +119,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Begin a request. `rank`: larger is more important when cells run out. `logprobs`: alternatives, -1 for none at all.
 
     `adapters`: names with their strengths.
+    `shown`: control tokens whose names are a part of the text. `sized`: say how much text came with each token.
     """
 
     request: int
@@ -114,6 +131,9 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     reuse: bool = True
     rank: int = 0
     adapters: tuple[tuple[str, float], ...] = ()
+    constraint: Constraint | None = None
+    shown: tuple[int, ...] = ()
+    sized: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -175,7 +195,7 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
-    """What one choice gained."""
+    """What one choice gained. `sizes`: characters of the text that came with each token, if asked."""
 
     request: int
     choice: int
@@ -183,6 +203,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     tokens: int
     finish: Finish | None = None
     logprobs: tuple[Logprob, ...] = ()
+    sizes: tuple[int, ...] = ()
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -237,12 +258,13 @@ FromEngine = Loading | Ready | LoadFailed | Step
 
 
 class TextConfig(msgspec.Struct, frozen=True, array_like=True, tag="config"):
-    """First message: whose vocabulary and template, and their bounds."""
+    """First message: whose vocabulary and template, and their bounds. `template`: instead of the file's own."""
 
     path: str
     render_s: float
     prompt_bytes: int
     memory_mib: int
+    template: str = ""
 
 
 class Render(msgspec.Struct, frozen=True, array_like=True, tag="render"):
@@ -254,6 +276,7 @@ class Render(msgspec.Struct, frozen=True, array_like=True, tag="render"):
     variables: dict[str, Any]
     prefill: str | None
     now_unix_s: float
+    thinking: bool | None = None
 
 
 class Tokenize(msgspec.Struct, frozen=True, array_like=True, tag="tokenize"):
@@ -265,6 +288,22 @@ class Tokenize(msgspec.Struct, frozen=True, array_like=True, tag="tokenize"):
     parse_special: bool
 
 
+class CheckGrammar(msgspec.Struct, frozen=True, array_like=True, tag="check_grammar"):
+    """Let llama.cpp read a grammar where a crash hurts nobody. `field`: what a refusal names."""
+
+    call: int
+    grammar: str
+    field: str
+
+
+class Infill(msgspec.Struct, frozen=True, array_like=True, tag="infill"):
+    """Tokenize a text with a gap for the model to fill; only for vocabularies that have tokens for it."""
+
+    call: int
+    before: str
+    after: str
+
+
 class Pieces(msgspec.Struct, frozen=True, array_like=True, tag="pieces"):
     """Give the bytes of tokens."""
 
@@ -273,12 +312,17 @@ class Pieces(msgspec.Struct, frozen=True, array_like=True, tag="pieces"):
 
 
 class TextReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The vocabulary is loaded. `own_template`: the file has a template, else ChatML stands in."""
+    """The vocabulary is loaded. `own_template`: the file has a template, else ChatML stands in; `template`: which it is.
+
+    `infill`: it has tokens for texts with a gap.
+    """
 
     vocabulary: int
     context_tokens: int
     own_template: bool
     end_tokens: tuple[int, ...]
+    template: str = ""
+    infill: bool = False
 
 
 class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag="tokenized"):
@@ -296,6 +340,12 @@ class Spelled(msgspec.Struct, frozen=True, array_like=True, tag="spelled"):
     pieces: list[bytes]
 
 
+class GrammarChecked(msgspec.Struct, frozen=True, array_like=True, tag="grammar_checked"):
+    """Answer to CheckGrammar: it can be used."""
+
+    call: int
+
+
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """A call that has no answer; `field`: the request's field at fault."""
 
@@ -305,8 +355,8 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     field: str | None = None
 
 
-ToText = TextConfig | Render | Tokenize | Pieces
-FromText = TextReady | LoadFailed | Tokenized | Spelled | Refused
+ToText = TextConfig | Render | Tokenize | Infill | Pieces | CheckGrammar
+FromText = TextReady | LoadFailed | Tokenized | Spelled | GrammarChecked | Refused
 
 # ---- tokens --------------------------------------------------------------------------------------------------
 

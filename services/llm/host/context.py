@@ -29,6 +29,8 @@ _FLASH: Final = {
     "on": api.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "off": api.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
+TOKEN_DATA: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+"""llama_token_data."""
 DECODED: Final = 0
 NO_ROOM: Final = 1
 ABORTED: Final = 2
@@ -201,9 +203,24 @@ class Chain:
         """Choose a token from the output of the batch's entry `row`, and remember it."""
         return int(api.llama_sampler_sample(self._pointer, context.pointer, row))
 
+    def pick(self, logits: Floats) -> int:
+        """Choose a token from logits, without remembering it."""
+        entries = np.zeros(len(logits), TOKEN_DATA)
+        entries["id"] = np.arange(len(logits), dtype=np.int32)
+        entries["logit"] = logits
+        struct = token_data(entries)
+        api.llama_sampler_apply(self._pointer, ctypes.byref(struct))
+        return int(struct.data[struct.selected].id)
+
     def close(self) -> None:
         """Free the samplers."""
         api.llama_sampler_free(self._pointer)
+
+
+def token_data(entries: npt.NDArray[Any]) -> Any:  # noqa: ANN401 - a C struct
+    """Return an array of TOKEN_DATA as llama.cpp's samplers take it; it must outlive the struct."""
+    data = ctypes.cast(entries.ctypes.data, ctypes.POINTER(api.llama_token_data))
+    return api.llama_token_data_array(data=data, size=len(entries), selected=-1, sorted=False)
 
 
 def _pointer(array: npt.NDArray[Any], kind: Any) -> Any:  # noqa: ANN401 - ctypes has no better type

@@ -18,6 +18,7 @@ from services.llm.core.flush import FlushPolicy
 from services.llm.core.wire import Cancel, Counters, EngineConfig, Probe, Progress, Step, Submit
 from services.llm.host.adapters import Adapters
 from services.llm.host.context import ABORTED, NO_ROOM, Batch, Context
+from services.llm.host.grammar import Alphabet, GrammarError
 from services.llm.host.llama import Model
 from services.llm.host.roster import Roster
 from services.llm.host.sampling import Chooser, chooser
@@ -39,6 +40,7 @@ class Engine:
         self._ends = model.vocabulary.ends()
         self._end_set = frozenset(self._ends)
         self._suppressed = model.vocabulary.suppressed()
+        self._alphabet = Alphabet(model.vocabulary, self._ends)
         self._scratch = Scratch(model.vocabulary.size)
         self._batch = Batch(config.batch_tokens)
         self._adapters = Adapters(model, context, config.loras)
@@ -143,6 +145,9 @@ class Engine:
             suppressed=self._suppressed,
             context=self._context,
             scratch=self._scratch,
+            constraint=sequence.submit.constraint,
+            shown=sequence.submit.shown,
+            alphabet=self._alphabet,
         )
 
     # ---- a step -----------------------------------------------------------------------------------------------
@@ -166,7 +171,8 @@ class Engine:
         self._account(chunks, ended_s - began_s, ended_s)
         if logits is not None:
             for row, (sequence, entry) in enumerate(rows):
-                self._choose(sequence, logits[row], entry)
+                if sequence.chooser is not None:  # another choice of its request may just have failed
+                    self._choose(sequence, logits[row], entry)
 
     def _plan(self) -> list[tuple[Sequence, int]]:
         """Return how many tokens of whom go into the step; makes room for them first."""
@@ -243,13 +249,16 @@ class Engine:
 
     def _choose(self, sequence: Sequence, logits: Floats, entry: int) -> None:
         found: Likelihood | None = None
-        assert sequence.chooser is not None  # noqa: S101 - every active sequence has one
-        if sequence.wants_likelihood:
-            raw = logits.copy()  # a chooser may overwrite them
+        assert sequence.chooser is not None  # noqa: S101 - the caller has looked
+        raw = logits.copy() if sequence.wants_likelihood else None  # a chooser may overwrite them
+        try:
             token = sequence.chooser.choose(logits, entry)
+        except GrammarError as error:
+            assert sequence.submit.constraint is not None  # noqa: S101 - nothing else has a grammar
+            self._roster.fail(sequence, str(error), sequence.submit.constraint.field)
+            return
+        if raw is not None:
             found = likelihood(raw, self._scratch, token=token, best=max(sequence.submit.logprobs, 0))
-        else:
-            token = sequence.chooser.choose(logits, entry)
         self._counters.decode_tokens += 1
         news = sequence.take(token, self._spelling, ends=token in self._end_set, likelihood=found)
         if news:

@@ -121,6 +121,15 @@ class Vocabulary:
         """Return the tokens that end a generation."""
         return tuple(token for token in range(self.size) if api.llama_vocab_is_eog(self.pointer, token))
 
+    def infill(self) -> tuple[int, int, int] | None:
+        """Return the tokens before the beginning, before the end and before the gap of a text; None without any."""
+        found = (
+            api.llama_vocab_fim_pre(self.pointer),
+            api.llama_vocab_fim_suf(self.pointer),
+            api.llama_vocab_fim_mid(self.pointer),
+        )
+        return found if min(found) >= 0 else None
+
     def suppressed(self) -> tuple[int, ...]:
         """Return the tokens that the model's file says must never be generated."""
         count = ctypes.c_int32()

@@ -140,6 +140,11 @@ class Roster:
         else:
             self._forget(number)
 
+    def fail(self, sequence: Sequence, why: str, field: str) -> None:
+        """End a request that cannot go on."""
+        self.drop(sequence.submit.request)
+        self.failures.append(Failure(sequence.submit.request, "invalid_request", f"'{field}': {why}", field))
+
     def forget_warm(self) -> None:
         """Drop every warm prefix."""
         while len(self.warm):
@@ -163,8 +168,11 @@ class Roster:
             sequence.chooser = self._chooser(sequence)
         except LlamaError as error:
             self._forget(number)
-            self.drop(sequence.submit.request)
-            self.failures.append(Failure(sequence.submit.request, "invalid_request", str(error), "options.sampling"))
+            self.fail(
+                sequence,
+                str(error),
+                constraint.field if (constraint := sequence.submit.constraint) is not None else "options.sampling",
+            )
             return True
         sequence.cells = number
         sequence.cached = sequence.computed

@@ -9,8 +9,9 @@ import numpy as np
 
 from services.llm.core import choose
 from services.llm.core.choose import Floats, Scratch
-from services.llm.core.wire import Dry, Limits, Sampling
+from services.llm.core.wire import Constraint, Dry, Limits, Sampling
 from services.llm.host.context import Chain, Context, Tokens
+from services.llm.host.grammar import Alphabet, Constrained
 from services.llm.host.llama import Vocabulary
 
 _SEEDS: Final = 2**32 - 1  # llama.cpp reads the largest 32-bit number as "random"
@@ -31,6 +32,12 @@ class _Greedy:
     def choose(self, logits: Floats, row: int) -> int:  # noqa: ARG002 - the protocol's signature
         return choose.greedy(logits)
 
+    def pick(self, logits: Floats) -> int:
+        return choose.greedy(logits)
+
+    def accept(self, token: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -45,6 +52,9 @@ class _Drawing:
         self._scratch = scratch
 
     def choose(self, logits: Floats, row: int) -> int:  # noqa: ARG002 - the protocol's signature
+        return self.pick(logits)
+
+    def pick(self, logits: Floats) -> int:
         if self._whole:
             return choose.draw(logits, self._scratch, temperature=self._temperature, random=self._random)
         return choose.draw_nucleus(
@@ -55,6 +65,9 @@ class _Drawing:
             min_p=self._min_p,
             random=self._random,
         )
+
+    def accept(self, token: int) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -67,6 +80,12 @@ class _Chained:
 
     def choose(self, logits: Floats, row: int) -> int:  # noqa: ARG002 - the protocol's signature
         return self._chain.sample(self._context, row)
+
+    def pick(self, logits: Floats) -> int:
+        return self._chain.pick(logits)
+
+    def accept(self, token: int) -> None:
+        self._chain.accept(token)
 
     def close(self) -> None:
         self._chain.close()
@@ -99,10 +118,17 @@ def chooser(
     suppressed: tuple[int, ...],
     context: Context,
     scratch: Scratch,
+    constraint: Constraint | None,
+    shown: tuple[int, ...],
+    alphabet: Alphabet,
 ) -> Chooser:
-    """Return the chooser of a request's choice. Choice i of a seeded request draws with seed + i."""
+    """Return the chooser of a request's choice. Choice i of a seeded request draws with seed + i.
+
+    Raises LlamaError when llama.cpp does not accept the constraint's grammar.
+    """
     seed = None if sampling.seed is None else (sampling.seed + choice) % _SEEDS
-    chosen = _chooser(sampling, seed, prompt=prompt, vocabulary=vocabulary, context=context, scratch=scratch)
+    picker = _picker(sampling, seed, prompt=prompt, vocabulary=vocabulary, context=context, scratch=scratch)
+    chosen: Chooser = picker if constraint is None else Constrained(picker, constraint, alphabet, shown)
     bias = dict(sampling.logit_bias)
     bias.update(dict.fromkeys(suppressed, -np.inf))
     if limits.ignore_eos:
@@ -110,7 +136,7 @@ def chooser(
     return _Biased(chosen, bias) if bias else chosen
 
 
-def _chooser(
+def _picker(
     sampling: Sampling,
     seed: int | None,
     *,
@@ -118,7 +144,7 @@ def _chooser(
     vocabulary: Vocabulary,
     context: Context,
     scratch: Scratch,
-) -> Chooser:
+) -> "_Greedy | _Drawing | _Chained":
     looks_back = _looks_back(sampling)
     if sampling.temperature <= 0.0 and not looks_back:
         return _Greedy()

@@ -35,6 +35,10 @@ class Spelling:
             piece = self._pieces[token] = self._vocabulary.piece(token, special=False)
         return piece
 
+    def mark(self, token: int) -> bytes:
+        """Return the bytes of a control token's name."""
+        return self._vocabulary.piece(token, special=True)
+
     def text(self, token: int) -> str | None:
         """Return a token's text, or None when it is a part of a character."""
         try:
@@ -52,7 +56,7 @@ class Sequence:
     """State of a choice. `cells`: its sequence number in the cache; `computed`: tokens whose cells are there."""
 
     __slots__ = (
-        "_log_likelihood", "_said", "_sentences", "_stops", "_text", "_unsent", "_unsent_logprobs", "_unsent_tokens", "arrival", "cached",
+        "_log_likelihood", "_said", "_sentences", "_shown", "_sizes", "_stops", "_text", "_unsent", "_unsent_logprobs", "_unsent_tokens", "arrival", "cached",
         "cells", "choice", "chooser", "claim", "computed", "finish", "generated", "leader", "limits", "logprobs", "pending",
         "prompt", "saved", "submit", "wants_likelihood",
     )  # fmt: skip
@@ -80,6 +84,8 @@ class Sequence:
         self._unsent: list[str] = []
         self._unsent_tokens = 0
         self._unsent_logprobs: list[Logprob] = []
+        self._shown = frozenset(submit.shown)
+        self._sizes: list[int] | None = [] if submit.sized else None
         self._log_likelihood = 0.0
 
     @property
@@ -106,11 +112,13 @@ class Sequence:
         self._unsent_tokens += 1
         if likelihood is not None:
             self._note(token, spelling, likelihood)
+        if self._sizes is not None:
+            self._sizes.append(0)
         if ends:
             return self._end("stop")
-        text = spelling.text(token)
+        text = None if token in self._shown else spelling.text(token)
         if text is None or self._text.open:
-            text = self._text.push(spelling.piece(token))
+            text = self._text.push(spelling.mark(token) if token in self._shown else spelling.piece(token))
         text = self._show(text)
         if self._ended_by_text:
             return self._end("stop")
@@ -135,6 +143,8 @@ class Sequence:
             text = self._sentences.push(text)
         if text:
             self._unsent.append(text)
+            if self._sizes is not None:
+                self._sizes[-1] += len(text)
         return text
 
     @property
@@ -170,7 +180,10 @@ class Sequence:
             tokens=self._unsent_tokens,
             finish=self.finish,
             logprobs=tuple(self._unsent_logprobs),
+            sizes=() if self._sizes is None else tuple(self._sizes),
         )
+        if self._sizes is not None:
+            self._sizes.clear()
         self._unsent.clear()
         self._unsent_logprobs.clear()
         self._unsent_tokens = 0

@@ -5,12 +5,19 @@ dead or busy, and may be killed when a template hangs. One thread, one call at a
 """
 
 import ctypes
+import os
 import resource
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
+from services.llm.core.dialect import dialect_of, settled
 from services.llm.core.framing import Frames
 from services.llm.core.wire import (
+    CheckGrammar,
+    GrammarChecked,
+    Infill,
     LoadFailed,
     Pieces,
     Refused,
@@ -24,6 +31,7 @@ from services.llm.core.wire import (
     pack_tokens,
     unpack_tokens,
 )
+from services.llm.host.grammar import Alphabet, Grammar, GrammarError
 from services.llm.host.llama import LlamaError, Model, start_backend, stop_listening
 from services.llm.host.pipe import Pipe
 from services.llm.host.template import CHATML, ChatTemplate, TemplateError, template_variables
@@ -61,13 +69,16 @@ class Text:
         self._model = Model.load(config.path, vocabulary_only=True)
         stop_listening()
         self._vocabulary = self._model.vocabulary
-        source = self._model.template()
+        source = config.template or self._model.template()
         self._own_template = source is not None
+        self._source = source or CHATML
+        self._infill = self._vocabulary.infill()
+        self._alphabet: Alphabet | None = None
         self._config = config
         limit = config.memory_mib * _MIB
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         self._template = ChatTemplate(
-            source or CHATML,
+            self._source,
             bos=self._spell(self._vocabulary.bos),
             eos=self._spell(self._vocabulary.eos),
             render_s=config.render_s,
@@ -81,13 +92,21 @@ class Text:
             context_tokens=self._model.context_tokens,
             own_template=self._own_template,
             end_tokens=self._vocabulary.ends(),
+            template=self._source,
+            infill=self._infill is not None,
         )
 
-    def answer(self, call: Render | Tokenize | Pieces) -> Tokenized | Spelled | Refused:
+    def answer(
+        self, call: Render | Tokenize | Infill | Pieces | CheckGrammar
+    ) -> Tokenized | Spelled | GrammarChecked | Refused:
         """Return the answer to a call."""
+        if isinstance(call, CheckGrammar):
+            return self._checked(call)
         if isinstance(call, Pieces):
             tokens = unpack_tokens(call.tokens).tolist()
             return Spelled(call.call, [self._vocabulary.piece(token, special=True) for token in tokens])
+        if isinstance(call, Infill):
+            return self._with_gap(call)
         if isinstance(call, Tokenize):
             return self._tokenized(call.call, call.text, begin=call.begin, parse_special=call.parse_special)
         try:
@@ -95,6 +114,23 @@ class Text:
         except TemplateError as error:
             return Refused(call.call, "invalid_request", str(error), "messages")
         return self._tokenized(call.call, prompt, begin=True, parse_special=True)
+
+    def _checked(self, call: CheckGrammar) -> GrammarChecked | Refused:
+        """Let llama.cpp read a grammar and say what may come first. A grammar that hangs it ends this process."""
+        alphabet = self._alphabet = self._alphabet or Alphabet(self._vocabulary, self._vocabulary.ends())
+        try:
+            with _deadline(self._config.render_s), _complaints() as complaints:
+                grammar = Grammar(self._vocabulary, call.grammar)
+                allowed = grammar.allowed(alphabet.singles).any() or grammar.allowed(alphabet.ends).any()
+                grammar.close()
+        except LlamaError:
+            why = complaints() or "it is not well formed, or a rule begins with itself"
+            return Refused(call.call, "invalid_request", f"'{call.field}' is no grammar: {why}", call.field)
+        except GrammarError as error:
+            return Refused(call.call, "invalid_request", f"'{call.field}': {error}", call.field)
+        if not allowed:
+            return Refused(call.call, "invalid_request", f"'{call.field}' allows no text at all", call.field)
+        return GrammarChecked(call.call)
 
     def _render(self, call: Render) -> str:
         variables = template_variables(call.variables)
@@ -105,7 +141,21 @@ class Text:
             add_generation_prompt=True,
             **variables,
         )
-        return prompt + (call.prefill or "")
+        return settled(prompt, dialect_of(self._source).thinking, wanted=call.thinking, prefill=call.prefill)
+
+    def _with_gap(self, call: Infill) -> Tokenized | Refused:
+        """Return the tokens of a text with a gap: its beginning, its end, then what the model continues."""
+        if self._infill is None:
+            return Refused(
+                call.call, "unsupported", "'suffix': this model has no tokens for texts with a gap", "suffix"
+            )
+        beginning, end, gap = self._infill
+        before, after = (
+            self._vocabulary.tokenize(text.encode("utf-8", "replace"), parse_special=False)
+            for text in (call.before, call.after)
+        )
+        start = [self._vocabulary.bos] if self._vocabulary.adds_bos else []
+        return Tokenized(call.call, pack_tokens([*start, beginning, *before, end, *after, gap]), call.before)
 
     def _tokenized(self, call: int, text: str, *, begin: bool, parse_special: bool) -> Tokenized:
         tokens = self._vocabulary.tokenize(text.encode("utf-8", "replace"), parse_special=parse_special)
@@ -117,3 +167,35 @@ class Text:
 
     def _spell(self, token: int) -> str:
         return self._vocabulary.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """End the process when the block takes more processor time: nothing else stops C code. The service sees which call it was."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+@contextmanager
+def _complaints() -> Iterator[Callable[[], str]]:
+    """Catch what C code writes to stderr; gives what returns its first line, after the block."""
+    caught = os.memfd_create("complaints")
+    former = os.dup(2)
+    os.dup2(caught, 2)
+    text = b""
+
+    def first_line() -> str:
+        lines = text.decode("utf-8", "replace").strip().splitlines()
+        return lines[0].removeprefix("parse: ").removeprefix("error parsing grammar: ")[:200] if lines else ""
+
+    try:
+        yield first_line
+    finally:
+        os.dup2(former, 2)
+        text = os.pread(caught, 4096, 0)
+        os.close(former)
+        os.close(caught)

@@ -179,6 +179,9 @@ def test_the_saving_of_the_prefix_cache_is_told_in_openais_place_and_in_ours():
         ("prompt.tokens.ids[4]", "prompt[4]"),
         ("prompt.text", "prompt"),
         ("messages[3].content", "messages[3].content"),
+        ("options.structure.json_schema.schema_json.properties.a", "response_format.json_schema.schema.properties.a"),
+        ("options.structure.grammar", "grammar"),
+        ("tools[2].parameters_json.properties.a", "tools[2].function.parameters.properties.a"),
     ],
 )
 def test_the_contracts_fields_are_told_by_the_callers_names(theirs, ours):
