@@ -27,6 +27,8 @@ EDGE: Final = "envoy"
 """Whose token Envoy shows when it asks admission on its own account."""
 XDS: Final = "xds"
 """Folder of relay's files below the state directory."""
+RETRIES_A_SECOND: Final = 4
+"""Envoy waits for up to half a second before each, a random part of it."""
 _LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")
 # Where systems keep the authorities that they trust, most common first.
 _AUTHORITIES: Final = (
@@ -61,6 +63,7 @@ def facts(settings: EdgeSettings, *, ca: str) -> str:
         "body_limit_mib": settings.body_limit_mib,
         "stream_idle_timeout_s": settings.stream_idle_timeout_s,
         "checks_everybody": settings.checks_everybody(),
+        "hold_retries": settings.hold_s * RETRIES_A_SECOND,
         "ca": ca,
         "envoy": settings.envoy or "envoy",
     }
@@ -103,6 +106,7 @@ def _values(settings: EdgeSettings) -> dict[str, Node]:
         "XDS_DIR": str(settings.state_dir.resolve() / XDS),
         "ADMIN_PORT": settings.admin_port,
         "MAX_CONNECTIONS": settings.max_connections,
+        "HOLD_RETRIES": settings.hold_s * RETRIES_A_SECOND,
         "STREAM_IDLE_TIMEOUT": f"{settings.stream_idle_timeout_s}s",
         "ACCESS_LOG": str(settings.state_dir.resolve() / "logs" / "access.log"),
         "LOCAL_REPLIES": local_reply_config(),

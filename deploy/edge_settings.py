@@ -84,6 +84,13 @@ class EdgeSettings(MeshSettings):
         le=100,
     )
     envoy: str = knob("", "The Envoy binary; empty means the one in the virtual environment.")
+    hold_s: int = knob(
+        30,
+        "How long about a request is held for a service that restarts and has not seen it; then 503.",
+        unit="s",
+        ge=1,
+        le=600,
+    )
     drain_notice_s: int = knob(
         1,
         "How long a stopping front door reports 503 on /healthz while it still accepts connections.",

@@ -20,20 +20,24 @@ from services.kit.tokens import TokenBook
 SERVICE: Final = "envoy.service.auth.v3.Authorization"
 SERVICE_TOKEN: Final = "x-om-service-token"  # noqa: S105 - the name of a header
 """Where the mesh listener keeps the token that the caller sent as x-omniserve-service-token."""
+_FOR_CLIENT: Final = "x-om-client"
+"""Where it keeps x-omniserve-client: whom the caller works for."""
 _ASKED_TIER: Final = "x-om-asked-tier"
-_GONE: Final = (*identity.KEY_HEADERS, _ASKED_TIER, SERVICE_TOKEN)
+_GONE: Final = (*identity.KEY_HEADERS, _ASKED_TIER, SERVICE_TOKEN, _FOR_CLIENT)
 """Headers that end here: credentials, and what the listener put aside for us."""
 # Who has a token without being a service: nobody on the mesh listener.
 _OUTSIDERS: Final = frozenset({EDGE_PUBLIC, EDGE_OPERATOR, "cli", "envoy"})
+# Services that are believed about whom they work for; relay passes on only what it believed itself.
+_SPEAK_FOR_CLIENTS: Final = frozenset({"facade", "jobs", "relay"})
 _PUBLIC: Final = "public"
 _OPERATOR: Final = "operator"
 _MESH: Final = "mesh"
 _OVERWRITE: Final = pb.HeaderValueOption.APPEND_ACTION_OVERWRITE_IF_EXISTS_OR_ADD
-# Clients times tiers, with and without a query secret; more than this are not kept.
+# Clients times tiers; more than this are not kept.
 _MOST_READY: Final = 10_000
 _NOTHING_READY: Final = (b"", -math.inf)
-_Case = tuple[str, str, str, bool]
-"""What an answer depends on: the listener, what is shown, the asked tier, whether the query holds a secret."""
+_Case = tuple[str, str, str, str]
+"""What an answer depends on: the listener, what is shown, the asked tier, whom a service says it works for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,9 @@ class Authorizer:
         http = attributes.request.http
         headers, path = http.headers, http.path
         door = attributes.context_extensions.get("listener", _PUBLIC)
-        has_query_secret = identity.SECRET_PARAMETER in path and bool(identity.query_secrets(path))
-        case = (door, self._proof(door, headers, path), headers.get(TIER_KEY, ""), has_query_secret)
+        proof = self._proof(door, headers, path)
+        client = headers.get(_FOR_CLIENT, "") if door == _MESH and proof in _SPEAK_FOR_CLIENTS else ""
+        case = (door, proof, headers.get(TIER_KEY, ""), client)
         answer, until = self._ready.get(case, _NOTHING_READY)
         if self._wall() < until:
             return answer
@@ -92,9 +97,9 @@ class Authorizer:
         return digest(key) if key else ""
 
     def _judge(self, case: _Case) -> Verdict:
-        door, proof, asked, _ = case
+        door, proof, asked, client = case
         if door == _MESH:
-            return identity.judge_mesh(proof, asked, _OUTSIDERS)
+            return identity.judge_mesh(proof, asked, _OUTSIDERS, client)
         if door == _OPERATOR:
             return identity.judge_operator(proof, asked, self._operator_sha256)
         verdict = self._judge_public(proof, asked)
@@ -108,10 +113,10 @@ class Authorizer:
 
     def _prepare(self, case: _Case, verdict: Allowed) -> bytes:
         """Return the answer to a case, and keep it for the next one, for as long as its key lasts."""
-        door, proof, _, has_query_secret = case
+        door, proof, *_ = case
         key = self._keys.book.keys.get(proof) if door not in (_MESH, _OPERATOR) else None
         until = math.inf if key is None or key.expires is None else key.expires
-        answer = allowed(verdict, has_query_secret=has_query_secret)
+        answer = allowed(verdict)
         if len(self._ready) >= _MOST_READY:
             self._ready.clear()
         self._ready[case] = answer, until
@@ -123,13 +128,12 @@ class Authorizer:
         self._ready.clear()
 
 
-def allowed(verdict: Allowed, *, has_query_secret: bool) -> bytes:
-    """Return the answer that lets a request in, serialised."""
+def allowed(verdict: Allowed) -> bytes:
+    """Return the answer that lets a request in, serialised. A key in the query is the front door's to remove."""
     headers = ((CLIENT_KEY, verdict.client), (TIER_KEY, verdict.tier.name.lower()))
     ok = pb.OkHttpResponse(
         headers=[_header(key, value) for key, value in headers],
         headers_to_remove=_GONE,
-        query_parameters_to_remove=[identity.SECRET_PARAMETER] if has_query_secret else [],
     )
     return pb.CheckResponse(status=pb.RpcStatus(code=0), ok_response=ok).SerializeToString()
 

@@ -43,6 +43,8 @@ _OUTSIDE: Final[Mapping[str, int]] = {
 # Callers that speak for somebody else: they alone say which client and tier a request belongs to.
 _SPEAKS_FOR_CLIENTS: Final = frozenset({EDGE_PUBLIC, EDGE_OPERATOR, "facade", "jobs"})
 
+_UNCHECKED: Final = "unchecked"
+
 # Probes carry no token; reflection shows contracts to anybody who has one.
 OPEN_SERVICES: Final = frozenset({"grpc.health.v1.Health"})
 _ANY_TOKEN_SERVICES: Final = frozenset(
@@ -62,6 +64,11 @@ class Caller:
     client: str
     tier: str
     request_id: str
+
+    @property
+    def speaks_for_clients(self) -> bool:
+        """Return whether it is believed about whom the work is for."""
+        return self.service in _SPEAKS_FOR_CLIENTS or self.service == _UNCHECKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +190,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
 
     def _service(self, path: str, token: str | None) -> str:
         if self._book is None:
-            return "unchecked"
+            return _UNCHECKED
         if not token:
             raise DomainError(Reason.UNAUTHENTICATED, f"{path} wants a service token in the metadata {TOKEN_KEY}")
         service = self._book.service_of(token)

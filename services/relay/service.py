@@ -21,7 +21,7 @@ from services.relay.adapters.envoy_stats import EnvoyStats
 from services.relay.adapters.forward import Answer, Forwarder
 from services.relay.adapters.judge import JudgeError
 from services.relay.control import Control
-from services.relay.core.forwarding import PIECE_BYTES, Outgoing, outgoing
+from services.relay.core.forwarding import PIECE_BYTES, Outgoing, outgoing, principal_of
 from services.relay.core.model import GroupKind, RelayInputs
 from services.relay.core.planning import PlannedRoute
 from services.relay.core.stats import UpstreamCounts
@@ -129,12 +129,16 @@ class RelayServicer(relay_pb2_grpc.RelayServiceServicer):
             raise DomainError(Reason.INVALID_REQUEST, "the first message must be 'head'", field="head")
         planned = self._planned(first.head.route_id)
         request = _outgoing(planned, first.head)
+        caller = caller_of(context)
+        client = principal_of(first.head.principal, caller.client, is_believed=caller.speaks_for_clients)
         request_id = first.head.request_id or uuid.uuid4().hex
-        tier = translate.tier_name(first.head.tier)
+        tier = translate.tier_name(first.head.tier) or caller.tier
         answered = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(self._tell_waiting(answered, context))
-            async with self._forwarder.exchange(request, _body(requests), tier=tier, request_id=request_id) as answer:
+            async with self._forwarder.exchange(
+                request, _body(requests), client=client, tier=tier, request_id=request_id
+            ) as answer:
                 answered.set()
                 await waiting
                 await _pass_on(answer, planned, context)
@@ -161,15 +165,13 @@ class RelayServicer(relay_pb2_grpc.RelayServiceServicer):
 
 
 def _outgoing(planned: PlannedRoute, head: pb.ForwardHead) -> Outgoing:
-    if head.HasField("may_wait") and not head.may_wait:
-        message = "a forwarded request takes its place in the line; may_wait=false is not offered"
-        raise DomainError(Reason.UNSUPPORTED, message, field="head.may_wait")
     return outgoing(
         planned,
         query=head.query,
         path_rest=head.path_rest,
         headers=[(each.name, each.value) for each in head.headers],
         body_bytes=head.body_bytes if head.HasField("body_bytes") else None,
+        may_wait=head.may_wait or not head.HasField("may_wait"),
     )
 
 

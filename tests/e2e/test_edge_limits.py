@@ -50,7 +50,7 @@ def test_a_chunked_100_mib_body_is_refused_too(door):
 
 def test_a_service_that_is_not_there_is_a_503_that_says_when_to_come_back(open_door, tmp_path, free_ports):
     nowhere = f"127.0.0.1:{free_ports(1)[0]}"
-    with open_door(tmp_path, OMNISERVE_LLM_ADDRESS=nowhere) as door:
+    with open_door(tmp_path, OMNISERVE_LLM_ADDRESS=nowhere, OMNISERVE_EDGE_HOLD_S="1") as door:
         response = httpx.post(
             f"{door.public_url}/omniserve.llm.v1.LlmService/Chat",
             headers={"content-type": "application/json"},

@@ -215,3 +215,39 @@ def test_with_the_worker_dead_paid_goes_to_the_remote_and_free_gets_an_error(pro
     assert refused.status_code in {502, 503}
     assert refused.json()["error"]["code"] in {"upstream_failed", "no_capacity"}
     proxied.wait_idle()
+
+
+def test_overflows_are_counted_by_their_cause(proxied):
+    before = proxied.overflows("tts")
+    assert set(before) == {"saturated", "local_failed"}
+    proxied.ask(SPEECH, {"tts": "status?code=500", "remote": "json"}, tier="paid")
+    held = new_mark()
+    holding = proxied.start(SPEECH, "hold", mark=held)
+    proxied.workers.one(held)
+    for _ in range(2):
+        assert proxied.ask(SPEECH, BOTH, tier="paid").json()["worker"] == "remote"
+    proxied.workers.release(held)
+    assert holding.result(LIMIT_S).status_code == 200
+    expected = {"saturated": before["saturated"] + 2, "local_failed": before["local_failed"] + 1}
+    proxied.wait_until(lambda: proxied.overflows("tts") == expected, "both causes are counted")
+
+
+@pytest.mark.parametrize("tier", ["paid", None])
+def test_the_access_log_says_who_it_was_also_of_requests_that_went_to_the_remote(proxied, tier):
+    answers = {
+        "remote": proxied.ask(SPEECH, {"tts": "status?code=500", "remote": "json"}, tier="paid"),
+        "tts": proxied.ask(SPEECH, "json", tier=tier),
+    }
+    for worker, asked in (("remote", "paid"), ("tts", tier or "free")):
+        assert answers[worker].json()["worker"] == worker
+        line = proxied.access_log(answers[worker].headers["x-request-id"])
+        assert (line["client"], line["tier"], line["route"]) == ("anonymous", asked, "tts.speech")
+    answer = proxied.ask(
+        SPEECH, {"tts": "status?code=500", "remote": "json"}, tier="paid", base=proxied.mesh.operator_url
+    )
+    assert answer.json()["worker"] == "remote"
+    assert proxied.access_log(answer.headers["x-request-id"])["client"] == "operator"
+
+
+def test_envoy_has_nothing_to_say_about_old_names_in_its_configuration(proxied):
+    assert "deprecated" not in proxied.mesh.log("envoy").lower()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -75,6 +76,16 @@ class Rig:
 
     def ask(self, path, **headers):
         return httpx.post(f"{self.public}{path}", headers=headers, content=b"{}", timeout=30)
+
+    def logged(self, request_id) -> dict[str, object]:
+        """Return the line of a request in Envoy's access log, once it is there."""
+        for _ in range(600):
+            lines = (self.state_dir / "logs" / "access.log").read_text().split("\n")[:-1]
+            for line in map(json.loads, lines):
+                if line["request_id"] == request_id:
+                    return line
+            time.sleep(0.05)
+        raise AssertionError(f"{request_id} is not in the access log")
 
     async def waiting(self) -> int:
         """Return how many wait for a permit."""
@@ -547,6 +558,7 @@ async def read_out(events):
         (head(body_bytes=2), (b"12345",), Reason.INVALID_REQUEST, "head.body_bytes"),
         (relay_pb2.ForwardRequest(body=b"x"), (), Reason.INVALID_REQUEST, "head"),
         (head(tier=99), (), Reason.INVALID_REQUEST, "head.tier"),
+        (head(principal="a b"), (), Reason.INVALID_REQUEST, "head.principal"),
     ],
 )
 async def test_a_request_that_cannot_be_forwarded_is_refused_by_reason(jobs, first, pieces, reason, field):
@@ -595,6 +607,58 @@ async def test_a_forwarded_request_waits_its_turn_in_the_same_line(rig, jobs):
     answer, _ = await waiting
     assert answer.status == 200
     await holding
+
+
+async def test_a_forwarded_request_that_may_not_wait_is_refused_while_the_device_is_taken(rig, relay, jobs):
+    mark = new_mark()
+    holding = asyncio.create_task(asyncio.to_thread(rig.speak, "hold", **{"x-mark": mark}))
+    await asyncio.to_thread(rig.workers.one, mark)
+    before = (await status(relay, "tts")).overflow_total
+    for route in ("forecast.forecasts", "tts.speech"):
+        first = head(route, headers=[("x-do", "json")], may_wait=False)
+        error = await refused(
+            read_out(aiter(jobs.Forward(iter([first, relay_pb2.ForwardRequest(body=b"{}")]), timeout=60)))
+        )
+        assert error.reason is Reason.SATURATED
+    assert await rig.waiting() == 0
+    assert (await status(relay, "tts")).overflow_total == before, "nobody went elsewhere"
+    rig.workers.release(mark)
+    await holding
+    answer, _ = await forward(jobs, head("forecast.forecasts", headers=[("x-do", "json")], may_wait=False), b"{}")
+    assert answer.status == 200
+
+
+@pytest.mark.parametrize(
+    ("caller", "principal", "metadata", "booked"),
+    [
+        ("jobs", "alice", (), ("alice", "sub")),
+        ("facade", "", (("x-omniserve-client", "bob"), ("x-omniserve-tier", "paid")), ("bob", "sub")),
+        ("llm", "alice", (("x-omniserve-client", "bob"),), ("llm", "sub")),
+    ],
+)
+async def test_a_permit_is_booked_for_whom_the_caller_may_speak_for(rig, caller, principal, metadata, booked):
+    request_id = new_mark()
+    asked = {"headers": [("x-do", "json")], "principal": principal, "tier": admission_pb2.TIER_SUB}
+    async with rig.channel(caller) as channel:
+        call = relay_pb2_grpc.RelayServiceStub(channel).Forward(
+            iter([head("forecast.forecasts", request_id=request_id, **asked), relay_pb2.ForwardRequest(body=b"{}")]),
+            timeout=60,
+            metadata=metadata,
+        )
+        assert [event.WhichOneof("event") async for event in call][-1] == "end"
+    line = await asyncio.to_thread(rig.logged, request_id)
+    assert (line["listener"], line["client"], line["tier"]) == ("mesh", *booked)
+
+
+async def test_without_a_tier_of_its_own_a_forwarded_request_has_its_callers(rig):
+    request_id = new_mark()
+    first = head("forecast.forecasts", headers=[("x-do", "json")], request_id=request_id)
+    async with rig.channel("facade") as channel:
+        stub = relay_pb2_grpc.RelayServiceStub(channel)
+        metadata = (("x-omniserve-client", "bob"), ("x-omniserve-tier", "paid"))
+        call = stub.Forward(iter([first, relay_pb2.ForwardRequest(body=b"{}")]), timeout=60, metadata=metadata)
+        assert [event.WhichOneof("event") async for event in call][-1] == "end"
+    assert (await asyncio.to_thread(rig.logged, request_id))["tier"] == "paid"
 
 
 async def test_a_process_without_a_token_cannot_forward(rig):

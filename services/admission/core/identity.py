@@ -152,13 +152,16 @@ def judge_operator(sha256: str, asked: str, wanted_sha256: str) -> Verdict:
     return _at_most(OPERATOR, Tier.PAID, asked, default=_DEFAULT)
 
 
-def judge_mesh(service: str, asked: str, outsiders: frozenset[str]) -> Verdict:
-    """Return the service whose token came along ("": no token, or nobody's); `outsiders` have a token but are no services."""
+def judge_mesh(service: str, asked: str, outsiders: frozenset[str], client: str = "") -> Verdict:
+    """Return the service whose token came along ("": no token, or nobody's), or whom it works for ("": itself).
+
+    `outsiders` have a token but are no services.
+    """
     if not service:
         return Denied(Reason.UNAUTHENTICATED, "this listener wants a service token: X-Omniserve-Service-Token")
     if service in outsiders:
         return Denied(Reason.FORBIDDEN, f"this listener is for services of the mesh, and {service} is none")
-    return _at_most(service, Tier.PAID, asked, default=_DEFAULT)
+    return _at_most(client or service, Tier.PAID, asked, default=_DEFAULT)
 
 
 def _at_most(client: str, cap: Tier, asked: str, *, default: Tier) -> Verdict:

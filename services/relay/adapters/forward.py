@@ -7,7 +7,7 @@ from typing import Final
 
 import httpx
 
-from services.kit.access import REQUEST_ID_KEY, TIER_KEY, TOKEN_KEY, TRACEPARENT_KEY
+from services.kit.access import CLIENT_KEY, REQUEST_ID_KEY, TIER_KEY, TOKEN_KEY, TRACEPARENT_KEY
 from services.kit.context import current_request
 from services.kit.errors import DomainError, Reason
 from services.relay.core.forwarding import MIB, Outgoing, passed_on, refusal, too_large
@@ -15,6 +15,7 @@ from services.relay.core.forwarding import MIB, Outgoing, passed_on, refusal, to
 _CONNECT_S: Final = 2.0
 _LONGEST_REFUSAL: Final = 64 * 1024
 _FIRST_ERROR: Final = 400
+_MODE_KEY: Final = "x-omniserve-mode"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +48,18 @@ class Forwarder:
 
     @asynccontextmanager
     async def exchange(
-        self, request: Outgoing, body: AsyncIterator[bytes], *, tier: str, request_id: str
+        self, request: Outgoing, body: AsyncIterator[bytes], *, client: str, tier: str, request_id: str
     ) -> AsyncIterator[Answer]:
         """Send a request and give the worker's answer; leaving the block ends the exchange and frees its permit.
+
+        `client`: whom the permit is booked for.
 
         Raises DomainError: what the mesh refuses by its own reason, upstream_failed for what breaks, too_large.
         """
         sent = self._client.build_request(
             request.method,
             httpx.URL(self._url + request.target),
-            headers=self._headers(request, tier, request_id),
+            headers=self._headers(request, client, tier, request_id),
             content=_limited(body, request),
         )
         try:
@@ -68,10 +71,11 @@ class Forwarder:
         finally:
             await response.aclose()
 
-    def _headers(self, request: Outgoing, tier: str, request_id: str) -> list[tuple[str, str]]:
+    def _headers(self, request: Outgoing, client: str, tier: str, request_id: str) -> list[tuple[str, str]]:
         headers = [*request.headers, (TOKEN_KEY, self._token), (REQUEST_ID_KEY, request_id)]
-        if tier:
-            headers.append((TIER_KEY, tier))
+        headers += [(CLIENT_KEY, client), (TIER_KEY, tier)]
+        if not request.may_wait:
+            headers.append((_MODE_KEY, "try"))
         if request.body_bytes is not None:
             headers.append(("content-length", str(request.body_bytes)))
         current = current_request()

@@ -17,6 +17,7 @@ PIECE_BYTES: Final = MIB
 _NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,256}")
 _VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _VARIABLE: Final = re.compile(r"\{[a-z_]+\}")
+_PRINCIPAL: Final = re.compile(r"[\x21-\x7e]{0,128}")
 _QUERY: Final = re.compile(r"[\x21\x22\x24-\x7e]*")
 _REST: Final = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@%/-]*")
 _HOP_BY_HOP: Final = frozenset(
@@ -35,13 +36,21 @@ _PREFIXES: Final = ("x-omniserve-", "x-om-", "x-envoy-")
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A request for a route. `target`: path and query. `limit_bytes`: largest body."""
+    """A request for a route. `target`: path and query. `limit_bytes`: largest body. `may_wait` False: for a permit at once or never."""
 
     method: str
     target: str
     headers: tuple[tuple[str, str], ...]
     limit_bytes: int
     body_bytes: int | None
+    may_wait: bool = True
+
+
+def principal_of(said: str, caller: str, *, is_believed: bool) -> str:
+    """Return whom the work is booked for: whom the caller says, if it is believed about that. Raises DomainError."""
+    if not _PRINCIPAL.fullmatch(said):
+        raise _invalid("a principal has at most 128 printable characters without spaces", "head.principal")
+    return said if said and is_believed else caller
 
 
 def outgoing(
@@ -51,6 +60,7 @@ def outgoing(
     path_rest: str,
     headers: Iterable[tuple[str, str]],
     body_bytes: int | None,
+    may_wait: bool = True,
 ) -> Outgoing:
     """Return the request. Raises DomainError: not_found (nothing serves it), invalid_request, too_large."""
     backing = _served(planned)
@@ -66,6 +76,7 @@ def outgoing(
         headers=tuple(_checked(name, value) for name, value in headers),
         limit_bytes=limit_bytes,
         body_bytes=body_bytes,
+        may_wait=may_wait,
     )
 
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from services.relay.core.model import RelayInputs
-from services.relay.core.planning import PlannedRoute, Target
+from services.relay.core.planning import DEFAULT_TIER, PlannedRoute, Target
 from services.relay.core.render_nodes import (
+    MIB,
+    MODE,
     OVERFLOW,
     DoorFacts,
     Node,
@@ -23,6 +25,7 @@ from services.relay.core.render_proxied import absent_route, proxied_routes
 from services.relay.core.routes import KEYLESS_PATHS
 
 EXT_AUTHZ: Final = "envoy.filters.http.ext_authz"
+NOTES: Final = "envoy.filters.http.header_to_metadata"
 _PER_ROUTE: Final = "envoy.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute"
 
 # Native gRPC and gRPC-Web go by allow-lists of full service names, with the cluster that serves each.
@@ -40,8 +43,21 @@ OPERATOR_RPCS: Final = (
     ("omniserve.relay.v1.RelayAdminService", "relay"),
 )
 
+_PROBED_PATHS: Final = ("/health", "/readyz")
+_PROBED_PREFIXES: Final = tuple(f"/{name}/" for name in _PROBES)
+# Bodies that can be sent again are kept until the service answers; with longer ones a restart is met.
+_KEPT_BYTES: Final = 8 * MIB
+
 # Credentials end here, and what the listeners put aside for admission.
-_NOT_FOR_UPSTREAMS: Final = ("authorization", "x-api-key", "x-rapid-api-key", "secret", "x-om-service-token")
+_NOT_FOR_UPSTREAMS: Final = (
+    "authorization",
+    "x-api-key",
+    "x-rapid-api-key",
+    "secret",
+    "x-om-service-token",
+    "x-om-client",
+    MODE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +96,7 @@ def listener_routes(listener: Listener, plan: Sequence[PlannedRoute], door: Door
         ],
         "response_headers_to_add": [header("traceparent", "%REQ(traceparent)%")],
         "response_headers_to_remove": [OVERFLOW],
-        "typed_per_filter_config": {EXT_AUTHZ: _authorisation(listener)},
+        "typed_per_filter_config": {EXT_AUTHZ: _authorisation(listener), NOTES: _noted(listener)},
         "routes": [*guards, too_large({"prefix": "/"}, door.body_limit_mib), *_services(listener, plan, door)],
     }
     return {
@@ -105,6 +121,8 @@ def _services(listener: Listener, plan: Sequence[PlannedRoute], door: DoorFacts)
             routes.append(absent_route(route))
     if listener.authenticated:
         routes += [_open(_own({"path": path}, "facade", listener, door)) for path in KEYLESS_PATHS]
+    else:
+        routes += [_own({"path": path}, "facade", listener, door) for path in _PROBED_PATHS]
     return [*routes, _own({"prefix": "/"}, "facade", listener, door)]
 
 
@@ -115,20 +133,23 @@ def _rpc(name: str, cluster: str, listener: Listener, door: DoorFacts) -> Tree:
 def _own(match: Tree, cluster: str, listener: Listener, door: DoorFacts) -> Tree:
     """Return a route to a service of the mesh, with the listener's token.
 
-    A stream may last as long as it moves. A retry is for a request that no service has seen: one is being restarted.
+    A stream may last as long as it moves. A retry is for a request that no service has seen: one is being restarted, which
+    takes up to half a minute on a busy machine. Who wants to know how things are is not kept waiting.
     """
+    is_probe = match.get("path") in _PROBED_PATHS or match.get("prefix") in _PROBED_PREFIXES
     action: Tree = {
         "cluster": cluster,
         "timeout": "0s",
         "idle_timeout": f"{door.stream_idle_timeout_s}s",
         "retry_policy": {
             "retry_on": "connect-failure,refused-stream,reset-before-request",
-            "num_retries": 3,
-            "retry_back_off": {"base_interval": "0.05s", "max_interval": "0.5s"},
+            "num_retries": 3 if is_probe else door.hold_retries,
+            "retry_back_off": {"base_interval": "0.1s", "max_interval": "0.5s"},
         },
     }
     token = header("x-omniserve-service-token", f"%ENVIRONMENT({listener.token})%")
-    return {"match": match, "route": action, "request_headers_to_add": [token]}
+    route: Tree = {"match": match, "route": action, "request_headers_to_add": [token]}
+    return route if is_probe else {**route, "request_body_buffer_limit": _KEPT_BYTES}
 
 
 def _authorisation(listener: Listener) -> Tree:
@@ -136,6 +157,22 @@ def _authorisation(listener: Listener) -> Tree:
     if not listener.authenticated:
         return typed(_PER_ROUTE, disabled=True)
     return typed(_PER_ROUTE, check_settings={"context_extensions": {"listener": listener.name}})
+
+
+def _noted(listener: Listener) -> Tree:
+    """Return what the access log is told about the caller, before headers are removed on the way to somebody else."""
+    return typed(
+        "envoy.extensions.filters.http.header_to_metadata.v3.Config",
+        request_rules=[
+            _note("x-omniserve-client", "client", listener.client),
+            _note("x-omniserve-tier", "tier", DEFAULT_TIER),
+        ],
+    )
+
+
+def _note(name: str, key: str, otherwise: str) -> Node:
+    place: Tree = {"metadata_namespace": "omniserve.caller", "key": key}
+    return {"header": name, "on_header_present": place, "on_header_missing": {**place, "value": otherwise}}
 
 
 def _open(route: Tree) -> Tree:

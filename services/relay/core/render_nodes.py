@@ -17,6 +17,8 @@ ROUTE: Final = "x-omniserve-route"
 ASK: Final = "x-omniserve-ask"
 ADMITTED: Final = "x-omniserve-admitted"
 OVERFLOW: Final = "x-omniserve-overflow"
+MODE: Final = "x-om-mode"
+"""Where the mesh listener keeps x-omniserve-mode: `try` wants a permit at once or none."""
 INTERNAL: Final = "x-omniserve-internal"
 ORIGINAL_PATH: Final = "x-envoy-original-path"
 WORKERS_NEVER_SEE: Final = (
@@ -40,7 +42,8 @@ FACTS: Final = "omniserve"
 class DoorFacts:
     """What routes must know of the static half. `operator_origins`: a regular expression; `ca`: the authorities' file.
 
-    `checks_everybody`: admission is asked about callers also while there are no keys.
+    `checks_everybody`: admission is asked about callers also while there are no keys. `hold_retries`: how often a request is
+    tried again that a restarting service has not seen.
     """
 
     operator_hosts: tuple[str, ...]
@@ -49,6 +52,7 @@ class DoorFacts:
     stream_idle_timeout_s: int
     checks_everybody: bool
     ca: str
+    hold_retries: int = 120
 
 
 def typed(name: str, **fields: Node) -> Tree:

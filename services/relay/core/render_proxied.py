@@ -11,6 +11,7 @@ from services.relay.core.render_nodes import (
     GATE,
     INTERNAL,
     MIB,
+    MODE,
     ORIGINAL_PATH,
     OVERFLOW,
     ROUTE,
@@ -31,6 +32,8 @@ from services.relay.core.routes import ANY_METHOD
 _KEPT_BYTES: Final = 90 * MIB
 # Nothing has seen the request: it may be sent again whatever it does.
 _UNSEEN: Final = "connect-failure,refused-stream,reset-before-request"
+STAYS: Final = "stay"
+"""In an ask: nowhere else to go; it is no overflow when the device is taken."""
 _VARIABLE: Final = re.compile(r"\{[a-z_]+\}")
 
 
@@ -47,7 +50,25 @@ def proxied_routes(route: PlannedRoute, door: DoorFacts, *, internal: bool) -> l
         entries.append(too_large(match, route.proxied.upstream.max_body_mib))
     rules = tier_rules(route)
     matches = [match if rule is rules[-1] else _for_tiers(match, rule) for rule in rules]
-    return [*entries, *(_entry(route, rule, each, door, internal) for rule, each in zip(rules, matches, strict=True))]
+    for rule, each in zip(rules, matches, strict=True):
+        if internal and route.proxied.gated and not rule.refused and not rule.fallbacks:
+            entries.append(_impatient(_entry(route, rule, each, door, internal), route))
+        entries.append(_entry(route, rule, each, door, internal))
+    return entries
+
+
+def _impatient(entry: Tree, route: PlannedRoute) -> Tree:
+    """Return the entry for services that want a permit at once or none."""
+    match, added = entry["match"], entry["request_headers_to_add"]
+    assert isinstance(match, dict)  # noqa: S101 - made here
+    assert isinstance(added, list)  # noqa: S101 - made here
+    declared = match.get("headers", [])
+    assert isinstance(declared, list)  # noqa: S101 - made here
+    return {
+        **entry,
+        "match": {**match, "headers": [*declared, is_exactly(MODE, "try")]},
+        "request_headers_to_add": [*added, header(ASK, f"{ask(route, may_leave=True)};{STAYS}")],
+    }
 
 
 def absent_route(route: PlannedRoute) -> Node:

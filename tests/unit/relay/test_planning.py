@@ -1,5 +1,7 @@
 """What serves a route: an upstream of its own, the engine of the mesh, the unified upstream, or nothing; and for whom."""
 
+from dataclasses import replace
+
 import pytest
 
 from services.relay.core.model import (
@@ -54,8 +56,10 @@ def test_an_upstream_wins_over_the_engine_of_the_mesh():
 
 def test_the_engine_serves_if_it_is_preferred_and_the_upstream_the_routes_that_the_engine_has_not():
     llm = Upstream("llm", "llm", (LOCAL,), prefer_embedded=True)
-    assert planned("llm.chat", llm).target is Target.EMBEDDED
-    assert planned("llm.summarization", llm).target is Target.PROXIED
+    chat = planned("llm.chat", llm)
+    assert chat.target is Target.EMBEDDED
+    (other,) = plan(RelayInputs(upstreams(llm)), [replace(chat.spec, embedded=False)])
+    assert other.target is Target.PROXIED
 
 
 def test_the_unified_upstream_serves_what_nobody_else_does():

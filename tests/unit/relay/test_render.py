@@ -154,7 +154,15 @@ def test_workers_see_nothing_that_the_mesh_says_to_itself():
 @pytest.mark.parametrize("listener", ["public", "operator", "mesh"])
 def test_callers_credentials_end_at_the_listener(listener):
     gone = set(rendered().routes[listener]["request_headers_to_remove"])
-    assert {"authorization", "x-api-key", "x-rapid-api-key", "secret", "x-om-service-token"} == gone
+    assert {
+        "authorization",
+        "x-api-key",
+        "x-rapid-api-key",
+        "secret",
+        "x-om-service-token",
+        "x-om-client",
+        "x-om-mode",
+    } == gone
 
 
 def test_a_group_elsewhere_gets_its_own_credential_to_the_letter():
