@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from supervisor.xmlrpc import SupervisorTransport
+
+DOOR: Final = "envoy"
+"""The program that takes over from itself on SIGHUP, so that its ports are never closed."""
 
 
 class NotRunningError(Exception):
@@ -53,11 +56,14 @@ class Supervisor:
         return {info["name"]: _process(info) for info in infos}
 
     def restart(self, name: str) -> None:
-        """Stop a program (it drains) and start it again. Raises UnknownProgramError."""
+        """Stop a program (it drains) and start it again; the front door is replaced while it runs. Raises UnknownProgramError."""
         known = self.processes()
         if name not in known:
             raise UnknownProgramError(f"no program {name!r}; there are {', '.join(known)}")
         with self._connected() as call:
+            if name == DOOR and known[name].state == "RUNNING":
+                call.signalProcess(name, "HUP")
+                return
             if known[name].state in {"RUNNING", "STARTING", "BACKOFF"}:
                 call.stopProcess(name, True)  # noqa: FBT003 - XML-RPC has no names for arguments
             call.startProcess(name, False)  # noqa: FBT003 - as above

@@ -16,7 +16,7 @@ from http.client import HTTPException
 from subprocess import Popen
 
 from deploy import ports
-from deploy.control import NotRunningError, Process, Supervisor, UnknownProgramError
+from deploy.control import DOOR, NotRunningError, Process, Supervisor, UnknownProgramError
 from deploy.launcher import GaveUp, log_sizes, prepare, start, tail, wait_ready
 from deploy.plan import Plan, Service, make_plan
 from deploy.readiness import http_get
@@ -152,19 +152,29 @@ def _down(plan: Plan) -> int:
 
 def _restart(plan: Plan, name: str) -> int:
     marks = log_sizes(plan)
+    before = _generation(plan) if name == DOOR else None
     try:
         Supervisor(plan.paths.socket).restart(name)
     except (NotRunningError, UnknownProgramError) as error:
         return _complain(str(error))
     service = next(each for each in plan.services if each.name == name)
     ends = time.monotonic() + plan.run.ready_timeout_s
-    while not service.probe():
+    while (before is not None and _generation(plan) in {before, None}) or not service.probe():
         if time.monotonic() > ends:
             _explain(plan, GaveUp(name, f"was not ready after {plan.run.ready_timeout_s:g} s"), marks)
             return _FAILED
         time.sleep(_POLL_S)
     _say(f"{name:<10} ready again")
     return 0
+
+
+def _generation(plan: Plan) -> int | None:
+    """Return which Envoy in a row answers, None when none does."""
+    try:
+        _, body = http_get(f"127.0.0.1:{plan.edge.admin_port}", "/server_info")
+        return int(json.loads(body)["command_line_options"]["restart_epoch"])
+    except (OSError, HTTPException, ValueError, KeyError):
+        return None
 
 
 def _invite(plan: Plan, *, foreground: bool) -> None:

@@ -7,6 +7,7 @@
 #
 # SIGTERM or SIGINT: /healthz turns to 503, listeners close after a notice, running streams end by themselves within a limit,
 # then Envoy stops and the exit status is 0. A second signal ends the waiting. When Envoy dies by itself, the status is not 0.
+# SIGHUP: a new Envoy takes over the open ports, and the old one ends when its streams have, within the same limit.
 # `run.sh healthy` asks Envoy whether it is live and exits 0 or 1: a container's health check.
 set -uo pipefail
 
@@ -95,7 +96,9 @@ threads=()
 if [ "$WORKERS" -gt 0 ]; then threads=(--concurrency "$WORKERS"); fi
 
 signals=0
+wishes=0
 trap 'signals=$((signals + 1))' TERM INT
+trap 'wishes=$((wishes + 1))' HUP
 
 # Envoy wants relay's files at its start; those of a former run will do until relay has better ones.
 wanted=("$xds/cds.yaml" "$xds"/rds.{gate,public,operator,mesh}.yaml)
@@ -106,15 +109,44 @@ while file=$(missing) && [ -n "$file" ]; do
   pause 0.1
 done
 
-"${tie[@]}" "$envoy" -c "$config" --disable-hot-restart --log-level warning --file-flush-interval-msec 1000 \
-  --drain-strategy immediate --drain-time-s "$DRAIN_NOTICE_S" "${threads[@]}" &
-pid=$!
+# begin EPOCH: starts an Envoy, the first or one that takes over from the one before; sets pid.
+begin() {
+  local id=(--use-dynamic-base-id --base-id-path "$state/envoy/base-id")
+  [ "$1" -eq 0 ] || id=(--base-id "$(cat "$state/envoy/base-id")")
+  "${tie[@]}" "$envoy" -c "$config" "${id[@]}" --restart-epoch "$1" --log-level warning --file-flush-interval-msec 1000 \
+    --drain-strategy immediate --drain-time-s "$DRAIN_NOTICE_S" \
+    --parent-shutdown-time-s "$((DRAIN_NOTICE_S + DRAIN_LIMIT_S))" "${threads[@]}" &
+  pid=$!
+}
+
+# take_over: a new Envoy in the old one's place. One that does not come up leaves the old one where it is.
+take_over() {
+  local old=$pid
+  begin $((epoch + 1))
+  while alive && [ "$signals" -eq 0 ] && ! [[ $(admin GET /server_info) == *"\"restart_epoch\": $((epoch + 1)),"* ]]; do
+    pause 0.2
+  done
+  if alive; then
+    epoch=$((epoch + 1))
+    echo "run.sh: another Envoy has taken over" >&2
+  else
+    echo "run.sh: the new Envoy did not come up; the old one goes on" >&2
+    pid=$old
+  fi
+}
+
+epoch=0
+begin $epoch
 keep_access_log_small &
 keeper=$!
 trap 'kill "$keeper" 2>/dev/null' EXIT
 
 status=0
 while [ "$signals" -eq 0 ] && alive; do
+  if [ "$wishes" -gt 0 ]; then
+    wishes=0
+    take_over
+  fi
   wait "$pid"
   status=$?
 done

@@ -20,15 +20,21 @@ _LONGEST_BACKOFF_S = 1.0
 # The stream is everybody's: a message that llm would refuse as too large must not end it. llm takes 96 MiB.
 _LARGEST_START = 94 * 1024 * 1024
 
+_BEFORE_IT_BEGINS = frozenset({"queued", "loading"})
+
 _Outgoing = asyncio.Queue[llm_pb2.GenerateSessionRequest]
 
 
 @dataclass(slots=True)
 class _Running:
-    """One generation: who listens, which of its prompts this is, and until it is sent what to send."""
+    """One generation: who listens, which of its prompts this is, and until it is sent what to send.
+
+    `message`: what was sent, until llm has begun it.
+    """
 
     mailbox: Mailbox
     prompt: int
+    message: llm_pb2.GenerateSessionRequest | None
     unsent: llm_pb2.GenerateSessionRequest | None = None
     patience: asyncio.TimerHandle | None = None
 
@@ -43,7 +49,7 @@ class LlmSession:
     """Starts and cancels generations on one GenerateSession stream, and hands their events to mailboxes.
 
     `run` keeps the stream open, reconnecting with back-off. Generations that run when it breaks end with an error;
-    those that begin meanwhile wait for the next stream at most `wait_s`.
+    those that begin meanwhile wait for the next stream at most `wait_s`, and so do those that a stopping llm has not begun.
     """
 
     def __init__(self, channel: grpc.aio.Channel, *, wait_s: float) -> None:
@@ -76,15 +82,20 @@ class LlmSession:
             )
         self._last_number += 1
         number = message.start.request = self._last_number
-        running = self._running[number] = _Running(mailbox, prompt)
+        self._running[number] = _Running(mailbox, prompt, message)
         if self._closing is not None:
             self._end(number, self._closing)
         elif self._outgoing is not None:
             self._outgoing.put_nowait(message)
         else:
-            running.unsent = message
-            running.patience = asyncio.get_running_loop().call_later(self._wait_s, self._give_up, number)
+            self._keep(number, message)
         return number
+
+    def _keep(self, number: int, message: llm_pb2.GenerateSessionRequest) -> None:
+        """Keep a generation for the next stream, for a while."""
+        running = self._running[number]
+        running.unsent = message
+        running.patience = asyncio.get_running_loop().call_later(self._wait_s, self._give_up, number)
 
     def _give_up(self, number: int) -> None:
         self._end(number, DomainError(Reason.LOADING, f"llm cannot be reached; waited {self._wait_s:g} s for it."))
@@ -139,7 +150,7 @@ class LlmSession:
                 finally:
                     self._outgoing = None
                     writer.cancel()
-        self._lose()
+        self._lose(is_stopping=error.reason is Reason.DRAINING)
         return heard, error
 
     def _open(self, outgoing: _Outgoing) -> None:
@@ -167,17 +178,30 @@ class LlmSession:
             return  # cancelled meanwhile
         kind = event.WhichOneof("event")
         if kind == "failed":
-            self._end(number, error_of(event.failed))
+            error = error_of(event.failed)
+            if error.reason is Reason.DRAINING and running.message is not None:
+                self._keep(number, running.message)  # llm stops and has not begun it: the next one will
+            else:
+                self._end(number, error)
             return
+        if kind not in _BEFORE_IT_BEGINS:
+            running.message = None
         if kind == "done":
             del self._running[number]
         running.mailbox.put((running.prompt, event))
 
-    def _lose(self) -> None:
-        """End what ran on the stream that broke: whether llm had finished it cannot be known any more."""
+    def _lose(self, *, is_stopping: bool) -> None:
+        """End what ran on the stream that broke: whether llm had finished it cannot be known any more.
+
+        `is_stopping`: llm said goodbye; what it has not begun is for the next one.
+        """
         lost = DomainError(Reason.UPSTREAM_FAILED, "llm went away while it worked on this request.")
-        for number in tuple(self._running):
-            if self._running[number].unsent is None:
+        for number, running in tuple(self._running.items()):
+            if running.unsent is not None:
+                continue
+            if is_stopping and running.message is not None:
+                self._keep(number, running.message)
+            else:
                 self._end(number, lost)
 
 

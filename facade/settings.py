@@ -16,7 +16,7 @@ class FacadeSettings(MeshSettings):
     )
     body_limit_mib: int = knob(80, "Largest request body.", unit="MiB", ge=1, le=90)
     llm_wait_s: float = knob(
-        5.0, "How long a request waits for a connection to llm, e.g. while it restarts; then 503.", unit="s", ge=0
+        30.0, "How long a request waits for a connection to llm, e.g. while it restarts; then 503.", unit="s", ge=0
     )
     call_limit_s: float = knob(
         30.0, "How long a short call (models, tokenize, detokenize) may take; then 504.", unit="s", gt=0

@@ -124,7 +124,8 @@ class Mesh:
         pid = self.processes()[service].pid
         if service == "envoy" and pid:
             with suppress(psutil.NoSuchProcess):
-                return next((p.pid for p in psutil.Process(pid).children() if p.name() == "envoy"), 0)
+                found = [p for p in psutil.Process(pid).children() if p.name() == "envoy"]
+                return max(found, key=lambda p: p.create_time()).pid if found else 0  # one may be on its way out
         return pid
 
     def children(self, service: str) -> list[int]:

@@ -77,7 +77,6 @@ async def main(settings: AdmissionSettings, owner: Owner) -> None:
     authorizer = Authorizer(keys, tokens, settings.policy(), clock.wall)
     the_gate = Gate(keeper, settings.intake())
     read_gauges = partial(gauges.read, settings.edge_address)
-    owner.start(count_the_past(keeper, read_gauges), name="the count of the past")
 
     async def drain() -> None:
         keeper.drain()
@@ -86,6 +85,8 @@ async def main(settings: AdmissionSettings, owner: Owner) -> None:
     check = check_tokens((gate.SERVICE, authorize.SERVICE), tokens if settings.check_tokens else None)
     callouts = Callouts({**the_gate.openers(), f"/{authorize.SERVICE}/Check": unary(authorizer.answer)}, check)
     owner.start(callouts.run(), name="the watch over Envoy's connections")
+    let_in = partial(the_gate.let_in, callouts)
+    owner.start(count_the_past(keeper, read_gauges, let_in), name="the count of the past")
     owner.start(watch_the_lost(the_gate, callouts, read_gauges), name="the watch over lost exchanges")
     async with open_callouts(settings.checks_listen or beside(settings.listen), callouts):
         await serve(

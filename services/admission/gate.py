@@ -16,7 +16,7 @@ from typing_extensions import override
 from services.admission import gate_messages
 from services.admission.core.gating import Admissible, Answer, not_understood, receive, refused
 from services.admission.core.intake import Intake
-from services.admission.core.model import Event, Granted, Rejected
+from services.admission.core.model import Event, Granted, Refusal, Rejected
 from services.admission.keeper import Keeper
 from services.kit.callouts import Call, Callouts
 from services.kit.http2 import Line, Opener
@@ -64,15 +64,20 @@ class Gate:
     def drain(self, callouts: Callouts) -> None:
         """End the calls of exchanges that were let in: they go on, and the next admission counts them.
 
-        Whoever waits has been refused by then, and so is who comes; neither may pass for want of an answer.
+        Whoever waits has been given back to Envoy by then, and so is who comes: they ask the next admission.
         """
         for call in callouts.calls():
             if isinstance(call, _Exchange):
                 call.let_run()
+        callouts.retire()
 
     def live(self, callouts: Callouts) -> Counter[str]:
         """Count the exchanges that were let in and whose calls are there, by upstream."""
-        return Counter(call.upstream for call in callouts.calls() if isinstance(call, _Exchange) and call.is_let_in)
+        return Counter(call.upstream for call in self.let_in(callouts))
+
+    def let_in(self, callouts: Callouts) -> "set[_Exchange]":
+        """Return the exchanges that were let in and whose calls are there."""
+        return {call for call in callouts.calls() if isinstance(call, _Exchange) and call.is_let_in}
 
 
 class Lost:
@@ -129,6 +134,8 @@ class _Exchange(Call):
         if type(event) is Granted:
             self.is_let_in = True
             self.send(self._gate.letting_in[self._gate.keeper.side])
+        elif type(event) is Rejected and event.refusal is Refusal.DRAINING:
+            self.refuse()
         elif type(event) is Rejected:
             self.send(gate_messages.instead(refused(event), self._request_id))
 

@@ -4,11 +4,13 @@ Envoy's gauges tell when they are over; until then their slots stay taken.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from collections.abc import Set as AbstractSet
+from typing import Final, Protocol
 
 from services.admission.adapters.gauges import GaugesError
-from services.admission.core.remains import Running, choose_side, past
+from services.admission.core.remains import OwnSide, Running, choose_side, past
 from services.admission.gate import Gate
 from services.admission.keeper import Keeper
 from services.kit import telemetry
@@ -26,8 +28,19 @@ COUNTED_EVERY_S: Final = 0.2
 _log = telemetry.logger(__name__)
 
 
-async def count_the_past(keeper: Keeper, read: Callable[[], Running]) -> None:
-    """Hold slots for exchanges of before the restart until the last of them is over; `read` blocks or raises GaugesError."""
+class LetIn(Protocol):
+    """An exchange that was let in."""
+
+    upstream: str
+
+
+async def count_the_past(
+    keeper: Keeper, read: Callable[[], Running], let_in: Callable[[], AbstractSet[LetIn]] = frozenset
+) -> None:
+    """Hold slots for exchanges of before the restart until the last of them is over; `read` blocks or raises GaugesError.
+
+    `let_in` tells the exchanges that were let in since and run.
+    """
     desk = keeper.desk
     if not desk.is_uncounted:
         return
@@ -36,21 +49,22 @@ async def count_the_past(keeper: Keeper, read: Callable[[], Running]) -> None:
     is_fresh = desk.is_uncounted
     if is_fresh:
         keeper.side = choose_side(desk.epoch, running)
-    left_on_own = dict(running.at(keeper.side)) if is_fresh else {}
+    own = OwnSide(running.at(keeper.side) if is_fresh else {})
     _log.info("exchanges from before the restart", e0=dict(running.e0), e1=dict(running.e1), side=keeper.side)
     while True:
-        found = past(running, keeper.side, left_on_own)
+        found = past(running, keeper.side, own.left)
         keeper.count_past(found)
         if not found:
             return
         await asyncio.sleep(COUNTED_EVERY_S)
+        before = let_in()
         try:
             running = await asyncio.to_thread(read)
+            own.read(running.at(keeper.side), Counter(each.upstream for each in before & let_in()))
         except GaugesError as error:
             # Either Envoy is gone, and every exchange with it, or it comes back and tells: the slots wait.
             _log.warning("exchanges from before the restart stay counted", error=str(error))
             await asyncio.sleep(LATER_S)
-        left_on_own = {name: min(left, running.at(keeper.side).get(name, 0)) for name, left in left_on_own.items()}
 
 
 async def _first(keeper: Keeper, read: Callable[[], Running]) -> Running:

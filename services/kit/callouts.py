@@ -109,6 +109,10 @@ class Call:
         block = tail if self._headed else _OK_HEAD + tail
         self._line.put(frame(HEADERS, END_HEADERS | END_STREAM, self._number, block), 0)
 
+    def refuse(self) -> None:
+        """Give the call back as one that was never taken up; only before anything was sent."""
+        self._line.refuse(self._number)
+
     # ---- for the line ---------------------------------------------------------------------------------------------
 
     def take(self, payload: bytes) -> None:
@@ -187,6 +191,7 @@ class Callouts:
         self._check = check
         self.known: dict[bytes, Opener] = {}
         self.lines: set[Line] = set()
+        self.stop_listening: Callable[[], None] = lambda: None
 
     def opener(self, key: bytes, headers: Mapping[str, str], *, is_lasting: bool) -> Opener:
         """Return what takes a call with these headers, and spare the next one with equal headers the decoding."""
@@ -214,6 +219,12 @@ class Callouts:
             for line in list(self.lines):
                 line.look()
 
+    def retire(self) -> None:
+        """Take no new calls: callers find nobody, and try again until the next process is there."""
+        self.stop_listening()
+        for line in list(self.lines):
+            line.retire()
+
     def close(self) -> None:
         """Close every connection."""
         for line in list(self.lines):
@@ -233,6 +244,7 @@ async def open_callouts(listen: str, callouts: Callouts) -> AsyncIterator[int]:
     host, _, port = listen.rpartition(":")
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Line(callouts), host.strip("[]"), int(port), backlog=1024)
+    callouts.stop_listening = server.close
     try:
         yield int(server.sockets[0].getsockname()[1])
     finally:

@@ -125,6 +125,7 @@ class Line(asyncio.Protocol):
         self._flushing = False
         self._heard_at = self._loop.time()
         self._known = house.known
+        self._last = _WHOLE  # the stream that came last
 
     # ---- asyncio's side -------------------------------------------------------------------------------------------
 
@@ -170,6 +171,15 @@ class Line(asyncio.Protocol):
         self._out.append(frame(GOAWAY, 0, _WHOLE, b"\x7f\xff\xff\xff" + code.to_bytes(4, "big")))
         self._flush()
         self._transport.close()
+
+    def retire(self) -> None:
+        """Take no new streams: the peer brings them elsewhere. Those that are there go on."""
+        self.put(frame(GOAWAY, 0, _WHOLE, self._last + NO_ERROR.to_bytes(4, "big")), 0)
+
+    def refuse(self, number: bytes) -> None:
+        """Give a stream back as one on which nothing was done: the peer may bring it again."""
+        self.forget(number)
+        self.put(frame(RESET, 0, number, _REFUSED.to_bytes(4, "big")), 0)
 
     # ---- out ------------------------------------------------------------------------------------------------------
 
@@ -251,10 +261,11 @@ class Line(asyncio.Protocol):
             return
         key = untraced(block)
         opener = self._known.get(key) if self._is_stateless else None
+        self._last = number
         if opener is None:
             opener = self._look_up(block, key)
         if len(self.streams) >= _MOST_STREAMS:
-            self._out.append(frame(RESET, 0, number, _REFUSED.to_bytes(4, "big")))
+            self.refuse(number)
             return
         stream = opener(self, number)
         if stream is None:

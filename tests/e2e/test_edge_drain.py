@@ -21,6 +21,10 @@ def refuses_connections(door):
     return False
 
 
+def envoys_of(door):
+    return {child.pid for child in psutil.Process(door.wrapper.pid).children() if child.name() == "envoy"}
+
+
 def envoy_of(door):
     return next(child for child in psutil.Process(door.wrapper.pid).children() if child.name() == "envoy")
 
@@ -59,6 +63,54 @@ def test_a_stream_that_never_ends_is_cut_at_the_limit(open_door, tmp_path):
         assert next(lines) == "data: first"
         door.wrapper.send_signal(signal.SIGTERM)
         assert door.wrapper.wait(30) == 0
+
+
+def generation(door):
+    try:
+        answer = httpx.get(f"{door.admin_url}/server_info", timeout=5)
+        return answer.json()["command_line_options"]["restart_epoch"]
+    except httpx.HTTPError:
+        return None
+
+
+def test_sighup_puts_another_envoy_in_its_place_without_closing_the_ports(open_door, tmp_path, wait_until):
+    with open_door(tmp_path) as door, httpx.stream("GET", f"{door.public_url}/stream", timeout=60) as stream:
+        lines = stream.iter_lines()
+        assert next(lines) == "data: first"
+        old = envoy_of(door)
+        door.wrapper.send_signal(signal.SIGHUP)
+        statuses = set()
+
+        def taken_over():
+            statuses.add(httpx.get(f"{door.public_url}/v1/models", timeout=30).status_code)
+            return generation(door) == 1
+
+        wait_until(taken_over, "another Envoy answers")
+        statuses |= {httpx.get(f"{door.public_url}/v1/models", timeout=30).status_code for _ in range(10)}
+        assert statuses == {200}
+        httpx.get(f"{door.facade_url}/end-streams")
+        assert [line for line in lines if line] == ["data: [DONE]"]
+        wait_until(lambda: not old.is_running() or old.status() == psutil.STATUS_ZOMBIE, "the old one is gone")
+        assert door.is_healthy()
+        door.wrapper.send_signal(signal.SIGTERM)
+        assert door.wrapper.wait(40) == 0
+
+
+def test_an_envoy_that_cannot_take_over_leaves_the_old_one_in_place(open_door, tmp_path, wait_until):
+    with open_door(tmp_path) as door:
+        old = envoy_of(door)
+        configuration = tmp_path / "envoy" / "envoy.yaml"
+        good = configuration.read_text()
+        taken = door.environ["OMNISERVE_FACADE_ADDRESS"].rpartition(":")[2]
+        configuration.write_text(good.replace(door.environ["OMNISERVE_EDGE_PORT"], taken))
+        door.wrapper.send_signal(signal.SIGHUP)
+        wait_until(lambda: envoys_of(door) - {old.pid}, "another Envoy tries")
+        wait_until(lambda: envoys_of(door) == {old.pid}, "and gives up")
+        assert door.is_healthy()
+        configuration.write_text(good)
+        door.wrapper.send_signal(signal.SIGHUP)
+        wait_until(lambda: generation(door) == 1, "the next one does it")
+        assert door.is_healthy()
 
 
 def test_a_crashed_envoy_ends_its_wrapper_with_a_failure(open_door, tmp_path):

@@ -4,10 +4,14 @@ Admission forgets its permits when it ends, but the exchanges behind the gate go
 gauges; what one of them costs is what routes have asked for there, and the most of it where they differ.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from services.admission.core.model import Ask, Modality, Tier
+
+READINGS: Final = 5
+"""So many readings of the gauges in a row must agree that an old exchange is over, where new ones are among them."""
 
 
 class Use(NamedTuple):
@@ -115,12 +119,29 @@ def choose_side(epoch: int, running: Running) -> str:
     return other_side(own) if taken and not any(running.at(other_side(own)).values()) else own
 
 
-def past(running: Running, side: str, left_on_own: Mapping[str, int]) -> dict[str, int]:
-    """Return what remains of the past by upstream: all of the other side, and of the own side never more than there was.
+class OwnSide:
+    """What remains of the past on the side where new exchanges are let in too, after two restarts within one's life.
 
-    Both sides hold some of it after two restarts within the life of an exchange. On the own side new exchanges mix
-    with old ones, so its number only falls when it falls below what was there before the first grant.
+    Of what Envoy counts there, the exchanges that we know all the while are new. One that was let in a moment ago is known
+    before Envoy counts it, so only what several readings agree on is believed; and the number never rises.
     """
+
+    def __init__(self, left: Mapping[str, int]) -> None:
+        self.left = dict(left)
+        self._seen: deque[Mapping[str, int]] = deque(maxlen=READINGS)
+
+    def read(self, running: Mapping[str, int], new: Mapping[str, int]) -> None:
+        """Take a reading of the side, and how many of its exchanges are new."""
+        self._seen.append({name: running.get(name, 0) - new.get(name, 0) for name in self.left})
+        for name, left in self.left.items():
+            most = running.get(name, 0)
+            if len(self._seen) == READINGS:
+                most = min(most, max(0, *(each[name] for each in self._seen)))
+            self.left[name] = min(left, most)
+
+
+def past(running: Running, side: str, left_on_own: Mapping[str, int]) -> dict[str, int]:
+    """Return what remains of the past by upstream: all of the other side, and what is left on the own one (OwnSide)."""
     found = dict(running.at(other_side(side)))
     for upstream, left in left_on_own.items():
         found[upstream] = found.get(upstream, 0) + min(left, running.at(side).get(upstream, 0))

@@ -192,6 +192,17 @@ async def test_requests_wait_for_an_llm_that_restarts(mesh, chat):
     assert (await asking).json()["choices"][0]["message"]["content"] == "back"
 
 
+async def test_a_request_that_a_stopping_llm_has_not_begun_is_for_the_next_one(mesh, chat):
+    asking = chat()
+    started = await mesh.llm.started()
+    started.say(queued=llm_pb2.Queued(position=1))
+    started.say(failed=llm_pb2.Failed(reason="draining", message="the service is stopping"))
+    await mesh.stop_llm()
+    await mesh.start_llm()
+    await answering(mesh, "back")
+    assert (await asking).json()["choices"][0]["message"]["content"] == "back"
+
+
 async def test_a_request_that_waited_in_vain_for_llm_is_a_503(open_mesh):
     async with open_mesh(llm_wait_s=0.05) as mesh:
         await mesh.stop_llm()

@@ -12,7 +12,7 @@ from services.admission.adapters.gauges import GaugesError, parse, read
 from services.admission.adapters.memory_file import MemoryFile
 from services.admission.core.desk import SETTLING, Desk, Memory
 from services.admission.core.model import Ask, Granted, Modality, PoolSpec, Rules, Tier
-from services.admission.core.remains import Running, Use
+from services.admission.core.remains import READINGS, OwnSide, Running, Use, own_side
 from services.admission.core.scheduler import Scheduler
 from services.admission.gate import Lost
 from services.admission.keeper import Keeper
@@ -128,3 +128,44 @@ def test_what_is_no_list_of_gauges_is_refused(text: bytes):
 def test_an_edge_that_does_not_answer_is_told_so():
     with pytest.raises(GaugesError, match="does not tell"):
         read("127.0.0.1:1")
+
+
+class Exchange:
+    """One that was let in since."""
+
+    upstream = "llm"
+
+
+async def test_what_is_left_on_the_own_side_is_told_apart_from_what_is_new(keeper):
+    """Both sides hold some of the past; new exchanges come and go, and the last old one ends among them."""
+    new = [Exchange(), Exchange()]
+    both = Running({"llm": 1}, {"llm": 1})
+    readings = [
+        both,
+        *[Running({"llm": 1}, {"llm": 1 + len(new)}) for _ in range(3)],
+        *[Running({}, {"llm": 1 + len(new)}) for _ in range(2)],
+        *[Running({}, {"llm": len(new)}) for _ in range(READINGS)],
+    ]
+    if own_side(keeper.desk.epoch) == "e0":
+        readings = [Running(each.e1, each.e0) for each in readings]
+    seen = []
+    left = list(readings)
+
+    def reading() -> Running:
+        seen.append(in_use(keeper))
+        return left.pop(0)
+
+    async with asyncio.timeout(20):
+        await past.count_the_past(keeper, reading, lambda: frozenset(new))
+    assert not left
+    assert seen == [0, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1]
+    assert in_use(keeper) == 0
+
+
+def test_a_newcomer_that_envoy_does_not_count_yet_does_not_end_an_old_exchange():
+    own = OwnSide({"llm": 1})
+    for new in (0, 0, 1, 0, 0, 1, 0):
+        own.read({"llm": 1}, {"llm": new})
+    assert own.left == {"llm": 1}
+    own.read({}, {})
+    assert own.left == {"llm": 0}
