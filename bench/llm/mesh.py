@@ -108,10 +108,9 @@ class Mesh:
         return Counters(steps=engine.steps_total, decode_ms=float(engine.decode_ms_total))
 
     def engine(self) -> llm_pb2.EngineStatus:
-        """State of the one loaded model, from the llm service itself."""
+        """State of the model that generates text, from the llm service itself."""
         answer = self._llm.GetStatus(llm_pb2.GetStatusRequest(), metadata=self._metadata, timeout=CALL_LIMIT_S)
-        (engine,) = answer.engines
-        return engine
+        return answer.engines[0]
 
     def pools(self) -> Sequence[admission_pb2.PoolStatus]:
         """State of every pool, from admission itself."""

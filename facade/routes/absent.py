@@ -12,7 +12,6 @@ ENABLED_BY: Final = {
         "/v1/responses",
         "/v1/messages",
     ),
-    "OMNISERVE_EMBEDDING_UPSTREAM": ("/v1/embeddings", "/api/v1/feature-extraction", "/v1/rerank"),
     "OMNISERVE_IMAGE_UPSTREAM": (
         "/v1/images/generations",
         "/v1/images/edits",

@@ -1,7 +1,8 @@
 """Failures of llm become errors that speak of the fields of the REST request."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -76,13 +77,26 @@ CHAT_NAMES: Final = Names({"prompt": "messages"})
 
 def as_rest(error: DomainError, names: Names) -> DomainError:
     """Return the error with the caller's own field names, in the sentence too; an unknown model gets OpenAI's code."""
+    return _renamed(error, names.of)
+
+
+def _renamed(error: DomainError, rename: Callable[[str], str]) -> DomainError:
     field, message, metadata = error.field, error.message, dict(error.metadata)
     if field is not None:
-        renamed = names.of(field)
+        renamed = rename(field)
         message, field = message.replace(f"'{field}'", f"'{renamed}'"), renamed
     if error.reason is Reason.NOT_FOUND and field == "model":
         metadata["code"] = "model_not_found"
     return DomainError(error.reason, message, field=field, retry_after_ms=error.retry_after_ms, metadata=metadata)
+
+
+@contextmanager
+def naming(rename: Callable[[str], str]) -> Iterator[None]:
+    """Let errors of the block name their fields by a route's own names."""
+    try:
+        yield
+    except DomainError as error:
+        raise _renamed(error, rename) from None
 
 
 def error_of(failed: llm_pb2.Failed) -> DomainError:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import grpc.aio
 from typing_extensions import override
@@ -11,12 +11,13 @@ from omniserve.llm.v1 import llm_pb2 as pb
 from omniserve.llm.v1 import llm_pb2_grpc
 from services.kit.access import caller_of
 from services.kit.errors import DomainError, Reason
-from services.llm import translate
+from services.llm import embed_translate, translate
 from services.llm.adapters.text import Text
 from services.llm.core.catalogue import Kind
 from services.llm.core.lifecycle import State
 from services.llm.core.options import check_tokens
 from services.llm.core.prompt import Chat, Completion
+from services.llm.embed import Embeddings
 from services.llm.generate import Generator, Work
 from services.llm.outbox import Outbox, Port
 from services.llm.resident import Resident
@@ -31,8 +32,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class LlmServicer(llm_pb2_grpc.LlmServiceServicer):
     """omniserve.llm.v1.LlmService."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, generator: Generator, embeddings: Embeddings) -> None:
         self._generator = generator
+        self._embeddings = embeddings
         self._residents = generator.residents
         self._sessions: set[Session] = set()
 
@@ -117,19 +119,22 @@ class LlmServicer(llm_pb2_grpc.LlmServiceServicer):
         return self._residents.find(model, *(Kind if model else (Kind.CHAT,)))
 
     @override
-    async def Embed(self, request: pb.EmbedRequest, context: Context) -> NoReturn:
-        """Refuse: no embedding model can be configured yet."""
-        raise DomainError(Reason.UNSUPPORTED, "embeddings are not supported by this server yet", field="model")
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        """See the contract."""
+        answer = await self._embeddings.embed(embed_translate.embed_work(request), caller_of(context))
+        return embed_translate.embedded(answer)
 
     @override
-    async def Rerank(self, request: pb.RerankRequest, context: Context) -> NoReturn:
-        """Refuse: no reranking model can be configured yet."""
-        raise DomainError(Reason.UNSUPPORTED, "reranking is not supported by this server yet", field="model")
+    async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
+        """See the contract."""
+        answer = await self._embeddings.rerank(embed_translate.rerank_work(request), caller_of(context))
+        return embed_translate.reranked(answer)
 
     @override
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         """See the contract."""
-        return pb.ListModelsResponse(models=[translate.model(each) for each in self._residents.catalogue])
+        models = [translate.model(each) for each in self._residents.catalogue]
+        return pb.ListModelsResponse(models=[*models, *map(embed_translate.model, self._embeddings.models)])
 
     @override
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
@@ -137,11 +142,14 @@ class LlmServicer(llm_pb2_grpc.LlmServiceServicer):
         hosted = [each for each in self._residents.catalogue if each.engine.report.state is not State.AVAILABLE]
         counted = await asyncio.gather(*(each.engine.counters(wait_s=_COUNTERS_WAIT_S) for each in hosted))
         engines = [translate.status(each, now) for each, now in zip(hosted, counted, strict=True)]
+        others = await self._embeddings.counters(wait_s=_COUNTERS_WAIT_S)
+        engines += [embed_translate.status(model, counts) for model, counts in others]
         return pb.GetStatusResponse(engines=engines, draining=self._generator.draining)
 
     async def drain(self) -> None:
         """Take no new requests; sessions end when their running ones have."""
         self._generator.draining = True
+        self._embeddings.draining = True
         for session in self._sessions:
             session.drain()
 

@@ -13,6 +13,7 @@ from services.kit.settings import Address, MeshSettings, knob
 # twelve simple questions nine are answered right with it, twelve with this, in llama-server as well as here.
 DEFAULT_MODEL_SYSTEM: Final = "Answer questions correctly."
 
+_ROOT: Final = Path(__file__).resolve().parents[2]
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 
 
@@ -113,6 +114,53 @@ class LlmSettings(MeshSettings):
     top_p: float = knob(1.0, "Nucleus mass when a request names none.", gt=0, le=1)
     top_k: int = knob(0, "Candidates kept when a request names none; 0 keeps all.", ge=0)
     min_p: float = knob(0.0, "Least relative probability when a request names none.", ge=0, le=1)
+    models_dir: Path = knob(
+        _ROOT / "models", "Folder of the model files that set-up makes.", aliases=("OMNISERVE_MODELS_DIR",)
+    )
+    embedding_gguf: str = knob(
+        "",
+        "Embedding model's file; without it all-MiniLM-L6-v2, if set-up has put it into the models folder; `none`: no model.",
+        aliases=("OMNISERVE_EMBEDDING_GGUF",),
+    )
+    rerank_gguf: Path | None = knob(
+        None,
+        "File of a cross-encoder that scores documents; without it the embedding model's cosines do.",
+        aliases=("OMNISERVE_RERANK_GGUF",),
+    )
+    embedding_ngl: Literal["auto"] | int = knob(
+        0,
+        "Layers of embedding models on the GPU; as `NGL`.",
+        unit="layers",
+        aliases=("OMNISERVE_EMBEDDING_NGL",),
+    )
+    embedding_ctx: int = knob(
+        2048,
+        "Most tokens of one input, as far as the model was made for so many.",
+        unit="tokens",
+        aliases=("OMNISERVE_EMBEDDING_CTX",),
+        ge=16,
+        le=32768,
+    )
+    embedding_batch: int = knob(
+        512,
+        "Tokens that inputs computed in one step may have together; a longer input has a step of its own.",
+        unit="tokens",
+        aliases=("OMNISERVE_EMBEDDING_BATCH",),
+        ge=16,
+        le=32768,
+    )
+    embedding_pooling: Literal["auto", "mean", "cls", "last"] = knob(
+        "auto",
+        "How the embedding model's vectors of tokens become one; auto is as its file says, mean when it says nothing.",
+        aliases=("OMNISERVE_EMBEDDING_POOLING",),
+    )
+    embedding_threads: int = knob(
+        0,
+        "Threads that compute embeddings; 0 means one while text is generated on the same cores, else the physical cores.",
+        aliases=("OMNISERVE_EMBEDDING_THREADS",),
+        ge=0,
+        le=512,
+    )
     memory_mib: int = knob(
         0,
         "Memory of all loaded models together, weights and KV caches; 0 is without limit. What does not fit beside the "

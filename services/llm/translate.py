@@ -49,7 +49,7 @@ _USES: Final[Mapping[int, Use]] = {
     pb.ToolChoice.KIND_REQUIRED: Use.REQUIRED,
     pb.ToolChoice.KIND_NAMED: Use.NAMED,
 }
-_STATES: Final[Mapping[State, pb.ModelState.ValueType]] = {
+STATES: Final[Mapping[State, pb.ModelState.ValueType]] = {
     State.AVAILABLE: pb.MODEL_STATE_AVAILABLE,
     State.LOADING: pb.MODEL_STATE_LOADING,
     State.READY: pb.MODEL_STATE_READY,
@@ -237,7 +237,7 @@ def model(resident: Resident) -> pb.Model:
         name=served.entry.name,
         aliases=served.entry.aliases,
         kind=_KINDS[served.entry.kind],
-        state=_STATES[report.state],
+        state=STATES[report.state],
         context_tokens=resident.context_tokens,
         size_mib=-(-served.file.size // MIB),
         parameters=header.parameters,
@@ -263,7 +263,7 @@ def status(resident: Resident, now: Counters) -> pb.EngineStatus:
     total = add_counters(report.past, now)
     return pb.EngineStatus(
         model=resident.name,
-        state=_STATES[report.state],
+        state=STATES[report.state],
         host_pid=report.pid,
         active_sequences=total.active,
         waiting_requests=total.waiting + total.suspended,

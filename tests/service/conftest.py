@@ -45,9 +45,8 @@ class LlmPair:
         return {engine.model: engine for engine in status.engines}
 
     async def engine(self) -> llm_pb2.EngineStatus:
-        """Return the state of the engine, the only one."""
-        (engine,) = (await self.engines()).values()
-        return engine
+        """Return the state of the default model's engine, which comes first."""
+        return next(iter((await self.engines()).values()))
 
     async def permits(self) -> tuple[int, int]:
         """Return how many permits are held, and how many asks wait."""
@@ -124,6 +123,7 @@ def start_llm(
             "OMNISERVE_ADMISSION_ADDRESS": admission_address,
             "OMNISERVE_LLM_LISTEN": address,
             "OMNISERVE_DRAIN_GRACE_S": "2",
+            "OMNISERVE_EMBEDDING_GGUF": "none",
             **settings,
         }
         log = folder / "llm.log"

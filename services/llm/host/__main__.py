@@ -1,4 +1,4 @@
-"""A host process: `python -m services.llm.host engine|text FD`. Speaks on the socket FD and ends when its peer closes it."""
+"""A host process: `python -m services.llm.host engine|text|embed FD`. Speaks on the socket FD and ends when its peer closes it."""
 
 import signal
 import socket
@@ -25,6 +25,10 @@ def main() -> None:
         from services.llm.host.text_role import serve_text  # noqa: PLC0415 - a host loads its own role only
 
         serve_text(pipe)
+    elif role == "embed":
+        from services.llm.host.embed_role import serve_embed  # noqa: PLC0415 - a host loads its own role only
+
+        serve_embed(pipe)
     else:
         sys.exit(f"no role {role!r}")
 

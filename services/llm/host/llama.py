@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import llama_cpp as api
 
+from services.llm.core.embedding import PairEnds
 from services.llm.core.placement import Device
 
 _GPU_TYPES: Final = frozenset({1, 2})  # GGML_BACKEND_DEVICE_TYPE_GPU and _IGPU
@@ -96,15 +97,16 @@ class Vocabulary:
         self.size: int = api.llama_vocab_n_tokens(pointer)
         self.bos: int = api.llama_vocab_bos(pointer)
         self.eos: int = api.llama_vocab_eos(pointer)
+        self.sep: int = api.llama_vocab_sep(pointer)
         self.adds_bos: bool = api.llama_vocab_get_add_bos(pointer)
         self._buffer = ctypes.create_string_buffer(512)
 
-    def tokenize(self, text: bytes, *, parse_special: bool) -> list[int]:
-        """Return the tokens of a text; nothing is added at its ends."""
+    def tokenize(self, text: bytes, *, parse_special: bool, add_special: bool = False) -> list[int]:
+        """Return the tokens of a text; with `add_special` between those that the model wants at its ends."""
         room = len(text) + 8
         while True:
             tokens = (ctypes.c_int32 * room)()
-            count: int = api.llama_tokenize(self.pointer, text, len(text), tokens, room, False, parse_special)  # noqa: FBT003
+            count: int = api.llama_tokenize(self.pointer, text, len(text), tokens, room, add_special, parse_special)
             if count >= 0:
                 return tokens[:count]
             room = -count
@@ -116,6 +118,18 @@ class Vocabulary:
             self._buffer = ctypes.create_string_buffer(-size)
             size = api.llama_token_to_piece(self.pointer, token, self._buffer, len(self._buffer), 0, special)
         return self._buffer.raw[:size]
+
+    def pair_ends(self) -> PairEnds:
+        """Return what stands around and between a query and a document."""
+        last = self.eos if self.eos >= 0 else self.sep
+        adds_last: bool = api.llama_vocab_get_add_eos(self.pointer)
+        adds_sep: bool = api.llama_vocab_get_add_sep(self.pointer)
+        after = (last,) if adds_last else ()
+        return PairEnds(
+            before=(self.bos,) if self.adds_bos else (),
+            between=(*after, *((self.sep,) if adds_sep else ())),
+            after=after,
+        )
 
     def ends(self) -> tuple[int, ...]:
         """Return the tokens that end a generation."""
@@ -178,7 +192,7 @@ class Model:
         kinds = (api.llama_model_is_recurrent, api.llama_model_is_hybrid)
         return not any(kind(self.pointer) for kind in kinds) and int(api.llama_model_n_swa(self.pointer)) == 0
 
-    def template(self) -> str | None:
-        """Return the chat template that the file carries."""
-        text = api.llama_model_chat_template(self.pointer, None)
+    def template(self, name: str | None = None) -> str | None:
+        """Return the template of that name which the file carries; None is the one for chats."""
+        text = api.llama_model_chat_template(self.pointer, name.encode() if name is not None else None)
         return text.decode("utf-8", "replace") if text else None

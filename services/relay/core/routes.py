@@ -59,9 +59,9 @@ _TEXT: Final = (
     _route("llm.detokenize", "/detokenize", "llm", "llm", embedded=True),
 )
 _EMBEDDINGS: Final = (
-    _route("embedding.embeddings", "/v1/embeddings", "embedding", "embedding"),
-    _route("embedding.features", "/api/v1/feature-extraction", "embedding", "embedding"),
-    _route("embedding.rerank", "/v1/rerank", "embedding", "embedding"),
+    _route("embedding.embeddings", "/v1/embeddings", "embedding", "embedding", embedded=True),
+    _route("embedding.features", "/api/v1/feature-extraction", "embedding", "embedding", embedded=True),
+    _route("embedding.rerank", "/v1/rerank", "embedding", "embedding", embedded=True),
 )
 _IMAGES: Final = (
     _route(

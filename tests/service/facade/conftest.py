@@ -84,6 +84,8 @@ class ScriptedLlm(llm_pb2_grpc.LlmServiceServicer):
         self.callers: list[tuple[str, str, str]] = []
         self.close_sessions = asyncio.Event()
         self.engine = llm_pb2.EngineStatus(model="tiny", slots=4)
+        self.embedded: list[llm_pb2.EmbedRequest] = []
+        self.left = asyncio.Event()
 
     async def started(self) -> Started:
         """Wait for the next generation."""
@@ -131,6 +133,31 @@ class ScriptedLlm(llm_pb2_grpc.LlmServiceServicer):
                 Reason.INVALID_REQUEST, "'tokens[0]' is 999; the vocabulary has 0 to 255", field="tokens[0]"
             )
         return llm_pb2.DetokenizeResponse(text=bytes(request.tokens).decode("utf-8", "replace"))
+
+    async def Embed(self, request, context):
+        """Answer each text's length and a half; a text `hang` waits until its caller leaves."""
+        self.embedded.append(request)
+        caller = caller_of(context)
+        self.callers.append((caller.service, caller.client, caller.tier))
+        for place, each in enumerate(request.inputs):
+            if each.text == "hang":
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    self.left.set()
+            if len(each.text) > 64:
+                raise DomainError(
+                    Reason.CONTEXT_LENGTH_EXCEEDED, f"'inputs[{place}]' has 99 tokens of 64", field=f"inputs[{place}]"
+                )
+        if request.dimensions > 2:
+            raise DomainError(Reason.INVALID_REQUEST, "'dimensions' is larger than 2", field="dimensions")
+        vectors = [llm_pb2.Vector(values=[len(each.text), 0.5]) for each in request.inputs]
+        return llm_pb2.EmbedResponse(vectors=vectors, prompt_tokens=7, model="tiny")
+
+    async def Rerank(self, request, context):
+        scored = sorted(enumerate(map(len, request.documents)), key=lambda each: -each[1])
+        results = [llm_pb2.RankedDocument(index=index, score=score) for index, score in scored]
+        return llm_pb2.RerankResponse(results=results[: request.top_n or None], prompt_tokens=7, model="tiny")
 
     async def GetStatus(self, request, context):
         await self.hang.wait()

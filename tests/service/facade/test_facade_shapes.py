@@ -154,7 +154,7 @@ async def test_every_refusal_has_our_shape(mesh):
         await mesh.http.get("/v1/chat/completions"),
         await mesh.http.get("/v1/models/other"),
         await mesh.http.get("/nothing"),
-        await mesh.http.post("/v1/embeddings", json={}),
+        await mesh.http.post("/v1/audio/speech", json={}),
     ]
     for answer in answers:
         check(ERROR, answer.json())

@@ -51,7 +51,7 @@ def test_every_setting_named_is_one_of_relays():
         ("/v1/3d/generations", "set OMNISERVE_3D_UPSTREAM to enable it"),
         ("/v1/images/background-removals", "set OMNISERVE_BIREFNET_UPSTREAM to enable it"),
         ("/v1/images/anything/else", "an image engine would serve it"),
-        ("/v1/rerank", "set OMNISERVE_EMBEDDING_UPSTREAM to enable it"),
+        ("/v1/forecasts", "set OMNISERVE_FORECAST_UPSTREAM to enable it"),
         ("/v1/videos", "the job service would serve it"),
     ],
 )
