@@ -48,8 +48,11 @@ def client(mesh):
         yield client
 
 
+OURS = ("big", "twin")  # a mesh may serve an embedding model beside them
+
+
 def states(client) -> dict[str, str]:
-    return {model.id: model.omniserve["state"] for model in client.models.list().data}
+    return {model.id: model.omniserve["state"] for model in client.models.list().data if model.id in OURS}
 
 
 def answer(client, model: str, *, stream: bool = False) -> str:
@@ -94,7 +97,8 @@ def test_the_operator_unloads_and_loads_and_status_has_an_engine_for_each_that_r
 
 
 def engines(mesh) -> list[dict]:
-    return httpx.get(f"{mesh.operator_url}/status", timeout=10).json()["services"]["llm"]["engines"]
+    told = httpx.get(f"{mesh.operator_url}/status", timeout=10).json()["services"]["llm"]["engines"]
+    return [each for each in told if each["model"] in OURS]
 
 
 def test_orders_are_the_operator_s_alone(mesh):
@@ -110,7 +114,7 @@ def test_the_command_line_moves_models(mesh):
     done = omniserve(mesh, "models", "load", "gpt-4o")
     assert " ready " in done.stdout
     listed = json.loads(omniserve(mesh, "models", "list", "--json").stdout)
-    assert {each["id"]: each["omniserve"]["memory_mib"] > 100 for each in listed} == {"big": True, "twin": True}
+    assert {each["id"] for each in listed if each["omniserve"]["memory_mib"] > 100} == {*OURS}
     done = omniserve(mesh, "models", "swap", "../omniserve.yaml")
     assert done.returncode == 1
     assert "leads out of it" in done.stderr

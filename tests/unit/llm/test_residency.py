@@ -5,7 +5,7 @@ import math
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from services.llm.core.residency import (
@@ -507,7 +507,9 @@ class Events(RuleBasedStateMachine):
         self.residency.gone(key)
 
 
-Events.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+Events.TestCase.settings = settings(
+    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 test_no_order_of_events_breaks_the_residency = Events.TestCase
 
 
