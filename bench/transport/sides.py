@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
 READY_S = 120.0
-PEER_READY_S = 180.0
+PEER_READY_S = 400.0  # LiteLLM imports for half a minute on a quiet machine
 BURST_MARGIN_S = 60.0
 ENVOY_THREADS = 2
 
