@@ -58,12 +58,15 @@ async def test_an_exception_or_a_cancellation_gives_it_back(broker, tmp_path):
             await fail()
         assert not (await broker.state()).leases
 
+        entered = asyncio.Event()
+
         async def linger():
             async with client.lease(1):
+                entered.set()
                 await asyncio.sleep(3600)
 
         lingering = asyncio.ensure_future(linger())
-        await until(lambda: broker.broker.ledger.leases)
+        await entered.wait()
         lingering.cancel()
         await asyncio.wait([lingering])
         assert not (await broker.state()).leases
