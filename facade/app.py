@@ -6,7 +6,19 @@ from starlette.responses import Response
 
 from facade.door import Door, principal_of
 from facade.errors import error_response, note_if_caller_left
-from facade.routes import absent, docs, embeddings, generate, generations, health, memory, models, orders, tokens
+from facade.routes import (
+    absent,
+    docs,
+    embeddings,
+    generate,
+    generations,
+    health,
+    memory,
+    messages,
+    models,
+    orders,
+    tokens,
+)
 from facade.wiring import Facade
 from services.kit.errors import DomainError, Reason
 from services.kit.tokens import TokenBook
@@ -32,6 +44,7 @@ def build_app(facade: Facade, book: TokenBook | None) -> FastAPI:
         generations.router,
         generate.router,
         embeddings.router,
+        messages.router,
         models.router,
         tokens.router,
         health.router,
@@ -48,7 +61,7 @@ def build_app(facade: Facade, book: TokenBook | None) -> FastAPI:
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, DomainError)  # noqa: S101 - registered for nothing else
     note_if_caller_left(error)
-    return error_response(error, principal_of(request.scope).request_id)
+    return error_response(error, principal_of(request.scope).request_id, request.scope["path"])
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -58,6 +71,6 @@ async def _no_route(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         message = f"{path} does not take {request.method}."
         refused = DomainError(Reason.INVALID_REQUEST, message, metadata={"code": "method_not_allowed"})
-        return error_response(refused, request_id, status=405, headers=error.headers)
+        return error_response(refused, request_id, path, status=405, headers=error.headers)
     refused = DomainError(Reason.NOT_FOUND, f"There is no {path} here; /docs lists what there is.")
-    return error_response(refused, request_id)
+    return error_response(refused, request_id, path)

@@ -119,7 +119,7 @@ class Door:
             error = DomainError(Reason.INTERNAL, UNEXPECTED)
         else:
             return
-        await error_response(error, visit.request_id)(scope, receive, tell)
+        await error_response(error, visit.request_id, scope["path"])(scope, receive, tell)
 
     def _check(self, headers: Mapping[str, str]) -> str:
         """Return which part of the front door calls. Raises DomainError."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 import orjson
 from starlette.responses import Response
 
+from facade.translate.anthropic_answers import anthropic_error
 from services.kit import telemetry
 from services.kit.errors import DomainError, Reason
 
@@ -24,6 +25,7 @@ class Http:
     retry_after_ms: int | None = None
 
 
+_ANTHROPIC_PATHS: Final = "/v1/messages"
 UNEXPECTED: Final = "An unexpected error; the log has it by the request id."
 
 _INVALID: Final = "invalid_request_error"
@@ -89,23 +91,32 @@ def error_object(error: DomainError, request_id: str) -> dict[str, Any]:
     return {"error": told if wait_ms is None else told | {"retry_after_ms": wait_ms}}
 
 
-def error_event(error: DomainError, request_id: str) -> bytes:
-    """Return the error as the last event of a stream whose headers are out; it carries the status they could not."""
+def late_error_object(error: DomainError, request_id: str) -> dict[str, Any]:
+    """Return the error for a stream whose headers are out; it carries the status they could not."""
     told = error_object(error, request_id)
     told["error"]["status"] = HTTP[error.reason].status
-    return b"data: " + orjson.dumps(told) + b"\n\n"
+    return told
 
 
 def error_response(
-    error: DomainError, request_id: str, *, status: int | None = None, headers: Mapping[str, str] | None = None
+    error: DomainError,
+    request_id: str,
+    path: str,
+    *,
+    status: int | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return the error as a whole response. `status` is for HTTP's own refusals that no reason stands for, such as 405."""
+    """Return the error as a whole response, in the shape that callers of the path know.
+
+    `status` is for HTTP's own refusals that no reason stands for, such as 405.
+    """
+    told = error_object(error, request_id)
     sent = dict(headers or {})
     wait_ms = retry_after_ms(error)
     if wait_ms is not None:
         sent["retry-after"] = str(max(1, math.ceil(wait_ms / 1000)))
     return Response(
-        orjson.dumps(error_object(error, request_id)),
+        orjson.dumps(anthropic_error(told) if path.startswith(_ANTHROPIC_PATHS) else told),
         status or HTTP[error.reason].status,
         headers=sent,
         media_type="application/json",

@@ -8,7 +8,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from facade.errors import UNEXPECTED, error_event, error_response, note_if_caller_left
+from facade.errors import UNEXPECTED, error_response, late_error_object, note_if_caller_left
 from facade.generation import Generation, watching
 from facade.mailbox import Event
 from facade.translate.stream import Stream
@@ -86,9 +86,10 @@ class StreamedAnswer(Response):
     async def _fail(self, error: DomainError, line: _Line, scope: Scope, receive: Receive, send: Send) -> None:
         note_if_caller_left(error)
         if line.open:
-            await line.write(error_event(error, self._request_id), last=True)
+            told = late_error_object(error, self._request_id)
+            await line.write(self._stream.failed(told), last=True)
         else:
-            await error_response(error, self._request_id)(scope, receive, send)
+            await error_response(error, self._request_id, scope["path"])(scope, receive, send)
 
     async def _answer(self, line: _Line) -> None:
         events = await self._first_output(line)

@@ -12,6 +12,7 @@ ENABLED_BY: Final = {
         "/v1/responses",
         "/v1/messages",
     ),
+    "OMNISERVE_LLM_UPSTREAM": ("/v1/responses",),
     "OMNISERVE_IMAGE_UPSTREAM": (
         "/v1/images/generations",
         "/v1/images/edits",

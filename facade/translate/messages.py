@@ -63,15 +63,16 @@ def _read_part(value: object, path: str) -> llm_pb2.ContentPart:
     kind = Choice(tuple(_PARTS)).read(value.get("type"), f"{path}.type")
     part = _PARTS[kind].read({key: item for key, item in value.items() if key != "prompt_cache_breakpoint"}, path)
     if kind == "image_url":
-        return llm_pb2.ContentPart(media=_image(part["image_url"]["url"], f"{path}.image_url.url"))
+        return llm_pb2.ContentPart(media=read_image(part["image_url"]["url"], f"{path}.image_url.url"))
     if kind == "input_audio":
         audio = part["input_audio"]
-        data = _decoded(audio["data"], f"{path}.input_audio.data")
+        data = read_base64(audio["data"], f"{path}.input_audio.data")
         return llm_pb2.ContentPart(media=llm_pb2.Media(data=data, mime_type=_AUDIO_TYPES[audio["format"]]))
     return llm_pb2.ContentPart(text=part[kind])
 
 
-def _image(url: str, path: str) -> llm_pb2.Media:
+def read_image(url: str, path: str) -> llm_pb2.Media:
+    """Return the image of a data: URL."""
     head, comma, data = url.partition(",")
     scheme, colon, rest = head.partition(":")
     if scheme.lower() != "data" or not colon:
@@ -79,10 +80,11 @@ def _image(url: str, path: str) -> llm_pb2.Media:
     mime_type, _, encoding = rest.rpartition(";")
     if not comma or encoding.lower() != "base64" or not mime_type.lower().startswith("image/"):
         refuse(path, "must look like data:image/<type>;base64,<data>")
-    return llm_pb2.Media(data=_decoded(data, path), mime_type=mime_type.lower())
+    return llm_pb2.Media(data=read_base64(data, path), mime_type=mime_type.lower())
 
 
-def _decoded(data: str, path: str) -> bytes:
+def read_base64(data: str, path: str) -> bytes:
+    """Return what base64 stands for."""
     try:
         decoded = base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError) as error:

@@ -3,6 +3,7 @@
 This is the hot path: one call for each step of the engine. What does not change within an answer is encoded once.
 """
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import orjson
@@ -37,6 +38,9 @@ class Stream(Protocol):
     def end(self) -> bytes:
         """Return the events that end the answer."""
 
+    def failed(self, told: Mapping[str, Any]) -> bytes:
+        """Return the events that end an answer which broke; `told` is the error in OpenAI's shape."""
+
 
 class _Frame:
     """The bytes around each chunk of one answer, and its end."""
@@ -48,6 +52,10 @@ class _Frame:
         self._opening = opening
         self._include_usage = include_usage
         self._usages: list[llm_pb2.Usage] = []
+
+    @staticmethod
+    def failed(told: Mapping[str, Any]) -> bytes:
+        return b"data: " + orjson.dumps(told) + b"\n\n"
 
     def count(self, done: llm_pb2.Done) -> None:
         self._usages.append(done.usage)
@@ -94,6 +102,10 @@ class ChatStream:
     def end(self) -> bytes:
         """As Stream.end."""
         return self._frame.end()
+
+    def failed(self, told: Mapping[str, Any]) -> bytes:
+        """As Stream.failed."""
+        return self._frame.failed(told)
 
 
 class _ChatChoice:
@@ -171,3 +183,7 @@ class CompletionStream:
     def end(self) -> bytes:
         """As Stream.end."""
         return self._frame.end()
+
+    def failed(self, told: Mapping[str, Any]) -> bytes:
+        """As Stream.failed."""
+        return self._frame.failed(told)

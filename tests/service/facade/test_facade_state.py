@@ -116,6 +116,8 @@ async def test_the_description_has_the_fields_that_requests_are_parsed_by(mesh):
         "/v1/embeddings",
         "/api/v1/feature-extraction",
         "/v1/rerank",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/models",
         "/v1/models/{model}",
         "/tokenize",
