@@ -24,8 +24,19 @@ from services.kit.settings_docs import discover
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 # Who shows a token of its own; made before the start, so that nobody races for them.
-TOKENS: Final = ("admission", "vram", "relay", "llm", "facade", "envoy", "envoy-public", "envoy-operator", "cli")
-_SERVED: Final = ("admission", "vram", "relay", "llm", "facade")
+TOKENS: Final = (
+    "admission",
+    "vram",
+    "relay",
+    "llm",
+    "jobs",
+    "facade",
+    "envoy",
+    "envoy-public",
+    "envoy-operator",
+    "cli",
+)
+_SERVED: Final = ("admission", "vram", "relay", "llm", "jobs", "facade")
 _LONGEST_SOCKET: Final = 100
 _MOST_FILES: Final = 65_536
 
@@ -139,6 +150,7 @@ def _services(edge: EdgeSettings) -> tuple[Service, ...]:
         Service("vram", edge.vram_address, grpc_probe(edge.vram_address)),
         Service("relay", edge.relay_address, grpc_probe(edge.relay_address)),
         Service("llm", edge.llm_address, grpc_probe(edge.llm_address)),
+        Service("jobs", edge.jobs_address, grpc_probe(edge.jobs_address)),
         Service("facade", edge.facade_address, http_probe(edge.facade_address, "/readyz")),
         Service("envoy", door, http_probe(door, "/readyz")),
     )

@@ -1,5 +1,6 @@
 """How a request for text is answered, whole or streamed: the one way from a translated call to llm and back."""
 
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from fastapi import Request
@@ -37,11 +38,18 @@ class Answering:
         model = await self._facade.llm.name_of(call.model, principal)
         return Head(prefix + principal.request_id, int(self._facade.clock.wall()), model, call.choices)
 
-    def streamed(self, call: Call, principal: Principal, stream: Stream) -> Response:
-        """Return a response that streams the answer."""
+    def streamed(
+        self, call: Call, principal: Principal, stream: Stream, before_end: Callable[[], Awaitable[None]] | None = None
+    ) -> Response:
+        """Return a response that streams the answer. `before_end`: what must have happened when the end is told."""
         generation = self._generation(call, principal)
         return StreamedAnswer(
-            generation, stream, pace=self._pace, owner=self._facade.owner, request_id=principal.request_id
+            generation,
+            stream,
+            pace=self._pace,
+            owner=self._facade.owner,
+            request_id=principal.request_id,
+            before_end=before_end,
         )
 
     async def collect(self, request: Request, call: Call, collector: Collector) -> None:

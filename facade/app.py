@@ -17,6 +17,7 @@ from facade.routes import (
     messages,
     models,
     orders,
+    responses,
     tokens,
 )
 from facade.wiring import Facade
@@ -44,6 +45,7 @@ def build_app(facade: Facade, book: TokenBook | None) -> FastAPI:
         generations.router,
         generate.router,
         embeddings.router,
+        responses.router,
         messages.router,
         models.router,
         tokens.router,

@@ -17,6 +17,7 @@ from facade.memory import VramCalls
 from facade.peers import LlmCalls, Peers
 from facade.session import LlmSession
 from facade.settings import FacadeSettings
+from facade.store import ResponseStore
 from facade.wiring import Facade
 from services.kit import telemetry
 from services.kit.channels import open_channel
@@ -128,6 +129,7 @@ async def _open(settings: FacadeSettings, owner: Owner) -> AsyncIterator[Running
 
 async def _wire(settings: FacadeSettings, owner: Owner, stack: AsyncExitStack) -> Facade:
     addresses = {"admission": settings.admission_address, "llm": settings.llm_address, "vram": settings.vram_address}
+    addresses["jobs"] = settings.jobs_address
     channels = {
         name: await stack.enter_async_context(
             open_channel(address, caller=settings.service, state_dir=settings.state_dir)
@@ -146,6 +148,7 @@ async def _wire(settings: FacadeSettings, owner: Owner, stack: AsyncExitStack) -
         llm=LlmCalls(channels["llm"], clock, limit_s=settings.call_limit_s),
         vram=VramCalls(channels["vram"], limit_s=settings.call_limit_s),
         peers=Peers(channels, clock, health_limit_s=settings.health_limit_s, status_budget_s=settings.status_budget_s),
+        responses=ResponseStore(channels["jobs"], limit_s=settings.call_limit_s),
     )
 
 

@@ -11,7 +11,7 @@ class FacadeSettings(MeshSettings):
     service: ClassVar[str] = "facade"
 
     listen: Address = knob("127.0.0.1:9100", "Where the facade listens (HTTP/1.1); only the front door calls it.")
-    required_services: tuple[Literal["admission", "llm", "vram"], ...] = knob(
+    required_services: tuple[Literal["admission", "jobs", "llm", "vram"], ...] = knob(
         ("admission", "llm"), "Services without which `/readyz` is 503, separated by commas."
     )
     body_limit_mib: int = knob(80, "Largest request body.", unit="MiB", ge=1, le=90)
@@ -19,7 +19,7 @@ class FacadeSettings(MeshSettings):
         30.0, "How long a request waits for a connection to llm, e.g. while it restarts; then 503.", unit="s", ge=0
     )
     call_limit_s: float = knob(
-        30.0, "How long a short call (models, tokenize, detokenize) may take; then 504.", unit="s", gt=0
+        30.0, "How long a short call (models, tokenize, detokenize, kept responses) may take; then 504.", unit="s", gt=0
     )
     headers_after_s: float = knob(
         2.0,

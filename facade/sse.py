@@ -1,6 +1,7 @@
 """Server-sent events: a response that keeps its status for refusals as long as it can, and never ends a broken answer well."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -56,16 +57,26 @@ class StreamedAnswer(Response):
 
     Refusals before the first output have their own status. While the request waits, headers go out after
     `pace.headers_after_s`, if anything was heard of it at all, and comments follow. Later failures are an error event
-    without `[DONE]`; when even that cannot be sent, the connection is cut.
+    without `[DONE]`; when even that cannot be sent, the connection is cut. `before_end` runs before a good end is told.
     """
 
-    def __init__(self, generation: Generation, stream: Stream, *, pace: Pace, owner: Owner, request_id: str) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        stream: Stream,
+        *,
+        pace: Pace,
+        owner: Owner,
+        request_id: str,
+        before_end: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         super().__init__(media_type="text/event-stream")  # only the name: we send everything ourselves
         self._generation = generation
         self._stream = stream
         self._pace = pace
         self._owner = owner
         self._request_id = request_id
+        self._before_end = before_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the whole answer."""
@@ -96,6 +107,8 @@ class StreamedAnswer(Response):
         while True:
             body = self._encoded(events)
             if self._generation.finished:
+                if self._before_end is not None:
+                    await self._before_end()
                 await line.write(body + self._stream.end(), last=True)
                 return
             if body:

@@ -7,6 +7,7 @@ from facade.memory import VramCalls
 from facade.peers import LlmCalls, Peers
 from facade.session import LlmSession
 from facade.settings import FacadeSettings
+from facade.store import ResponseStore
 from services.kit.clock import Clock
 from services.kit.owner import Owner
 
@@ -22,4 +23,5 @@ class Facade:
     llm: LlmCalls
     vram: VramCalls
     peers: Peers
+    responses: ResponseStore
     draining: asyncio.Event = field(default_factory=asyncio.Event)

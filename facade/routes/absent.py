@@ -8,11 +8,6 @@ from services.kit.errors import DomainError, Reason
 
 # Setting that would enable routes, and their paths. Relay has the same table; a test holds the two together.
 ENABLED_BY: Final = {
-    "OMNISERVE_LLM_UPSTREAM": (
-        "/v1/responses",
-        "/v1/messages",
-    ),
-    "OMNISERVE_LLM_UPSTREAM": ("/v1/responses",),
     "OMNISERVE_IMAGE_UPSTREAM": (
         "/v1/images/generations",
         "/v1/images/edits",
@@ -51,7 +46,6 @@ ENABLED_BY: Final = {
 }
 # What would serve routes that no setting of today enables, and their paths.
 _SERVED_BY: Final = {
-    "a service that keeps responses": ("/v1/responses/{rest:path}",),
     "an image engine": ("/v1/images/{rest:path}",),
     "a speech engine": ("/v1/audio/{rest:path}",),
     "a training worker": ("/v1/training/{rest:path}",),

@@ -20,12 +20,11 @@ from facade.translate.fields import (
     refuse,
     wrong_type,
 )
+from facade.translate.flat_tools import flat_tools_of, own_tool
 from facade.translate.messages import FUNCTION_NAME, read_base64, unsupported
 from facade.translate.options import INT32_MAX, SHARED_FIELDS, Values, options_of
 from facade.translate.record import Field, Record, record
-from facade.translate.tools import tools_of
 from omniserve.llm.v1 import llm_pb2
-from services.kit.errors import DomainError
 
 _CACHED: Final = {"cache_control": "Accepted and without effect: prefixes are reused by themselves."}
 _FIELD_NAMES: Final = {"prompt": "messages", "stop": "stop_sequences", "response_format": "output_config.format"}
@@ -211,15 +210,6 @@ _TOOL_CHOICE = record(
         Field("disable_parallel_tool_use", Boolean(), "At most one call."),
     ]
 )
-
-
-def _read_tool(value: object, path: str) -> dict[str, Any]:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind != "custom":
-        unsupported(f"{path}.type", f"'{kind[:60]}' is not supported; only tools of your own are")
-    return _TOOL.read(value, path)
-
-
 _THINKS = record(
     [Field("type", Choice(("enabled", "disabled", "adaptive")), "Whether the model thinks first.", required=True)],
     {"budget_tokens": "Without effect: max_tokens bounds both.", "display": "Without effect."},
@@ -250,13 +240,23 @@ _ASKED: Final = (
         Custom(lambda value, path: _read_blocks({"text": _TEXT}, value, path), _content_schema({"text": _TEXT})),
         "What the model should know first: a text, or text blocks.",
     ),
-    Field("tools", ListOf(Custom(_read_tool, _TOOL.schema()), most=128), "Tools that the model may call."),
+    Field("tools", ListOf(own_tool(_TOOL, "custom"), most=128), "Tools that the model may call."),
     Field("tool_choice", _TOOL_CHOICE, "Whether tools are called."),
     Field("thinking", _THINKS, "Whether a reasoning model thinks; absent means the model's default."),
     Field("output_config", _OUTPUT, "The answer's form."),
 )
 _TOLERATED: Final = dict.fromkeys(
-    ("cache_control", "metadata", "service_tier", "inference_geo", "diagnostics"), "Accepted and without effect here."
+    (
+        "cache_control",
+        "metadata",
+        "service_tier",
+        "inference_geo",
+        "diagnostics",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
+    ),
+    "Accepted and without effect here.",
 )
 MESSAGES = record(
     (
@@ -320,16 +320,6 @@ def _tools(values: Values) -> tuple[list[llm_pb2.Tool], llm_pb2.ToolChoice | Non
     choice = values.get("tool_choice", {"type": "auto"})
     if choice["type"] == "tool" and "name" not in choice:
         refuse("tool_choice.name", "is required", code="missing_required_parameter")
-    named = {"type": "function", "function": {"name": choice.get("name", "")}}
-    asked: dict[str, Any] = {
-        "tools": [{"function": {**tool, "parameters": tool["input_schema"]}} for tool in values.get("tools", ())],
-        "tool_choice": _CHOICES.get(choice["type"], named),
-    }
-    if choice.get("disable_parallel_tool_use"):
-        asked["parallel_tool_calls"] = False
-    try:
-        return tools_of(asked)
-    except DomainError as error:  # it speaks of OpenAI's nesting
-        message = error.message.replace(".function.name", ".name")
-        path = (error.field or "").replace(".function.name", ".name")
-        raise DomainError(error.reason, message, field=path, metadata=error.metadata) from None
+    tools = [{**tool, "parameters": tool["input_schema"]} for tool in values.get("tools", ())]
+    chosen = _CHOICES.get(choice["type"], {"name": choice.get("name")})
+    return flat_tools_of(tools, chosen, parallel=False if choice.get("disable_parallel_tool_use") else None)

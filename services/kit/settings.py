@@ -21,7 +21,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 NAMESPACE: Final = "OMNISERVE_"
 # Services that others call; each has an address below.
-PEERS: Final = ("admission", "llm", "relay", "vram")
+PEERS: Final = ("admission", "jobs", "llm", "relay", "vram")
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 # Where the environment comes from while `load` builds an instance; nothing else reads it.
@@ -165,6 +165,9 @@ class MeshSettings(ServiceSettings):
     )
     admission_address: Address = knob(
         "127.0.0.1:9101", "Where admission is called.", aliases=("OMNISERVE_ADMISSION_ADDRESS",), shared=True
+    )
+    jobs_address: Address = knob(
+        "127.0.0.1:9107", "Where jobs is called.", aliases=("OMNISERVE_JOBS_ADDRESS",), shared=True
     )
     llm_address: Address = knob(
         "127.0.0.1:9103", "Where llm is called.", aliases=("OMNISERVE_LLM_ADDRESS",), shared=True

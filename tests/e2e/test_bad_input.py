@@ -51,6 +51,22 @@ CASES = {
     "a token outside the vocabulary": ("/v1/completions", b'{"prompt": [1, 99999999]}', 400, "prompt"),
     "deeply nested JSON": (CHAT, b'{"messages":' + b"[" * 20000 + b"]" * 20000 + b"}", 400, None),
     "tokens of the wrong type": ("/detokenize", b'{"tokens": ["a"]}', 400, "tokens"),
+    "a response to nothing": ("/v1/responses", b"{}", 400, "input"),
+    "a response in the background": ("/v1/responses", b'{"input": "x", "background": true}', 400, "background"),
+    "a response after one nobody knows": (
+        "/v1/responses",
+        b'{"input": "x", "previous_response_id": "resp_0"}',
+        404,
+        "previous_response_id",
+    ),
+    "an id of no response": (
+        "/v1/responses",
+        b'{"input": "x", "previous_response_id": "a b"}',
+        400,
+        "previous_response_id",
+    ),
+    "no text to go on from": ("/api/v1/generate", b"{}", 400, "text"),
+    "too many results": ("/api/v1/generate", b'{"text": "x", "number_of_results": 99}', 400, "number_of_results"),
     "a route nobody knows": ("/v1/nothing", b"{}", 404, None),
 }
 

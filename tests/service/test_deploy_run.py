@@ -15,7 +15,15 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def launch(tmp_path, free_ports):
     edge = ("EDGE_PORT", "EDGE_OPERATOR_PORT", "EDGE_MESH_PORT", "EDGE_ADMIN_PORT")
-    names = (*edge, "ADMISSION_LISTEN", "ADMISSION_CHECKS_LISTEN", "RELAY_LISTEN", "LLM_LISTEN", "FACADE_LISTEN")
+    names = (
+        *edge,
+        "ADMISSION_LISTEN",
+        "ADMISSION_CHECKS_LISTEN",
+        "RELAY_LISTEN",
+        "LLM_LISTEN",
+        "JOBS_LISTEN",
+        "FACADE_LISTEN",
+    )
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     environ = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("OMNISERVE_", "OTEL_"))},

@@ -2,6 +2,7 @@
 # ruff: noqa: N802 - servicers have the contracts' names
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -9,15 +10,22 @@ from pathlib import Path
 
 import grpc
 import httpx
+import jsonschema
 import orjson
 import pytest
+import yaml
 
 from facade.server import Running, running_facade
 from facade.settings import FacadeSettings
 from omniserve.admission.v1 import admission_pb2, admission_pb2_grpc
 from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
 from omniserve.vram.v1 import vram_pb2, vram_pb2_grpc
+from services.jobs.adapters.journal import open_journal
+from services.jobs.service import SERVICES as JOBS_SERVICES
+from services.jobs.service import JobsStoreServicer, registration
+from services.jobs.settings import JobsSettings
 from services.kit.access import caller_of
+from services.kit.clock import SystemClock
 from services.kit.errors import DomainError, Reason
 from services.kit.health import HealthHandle
 from services.kit.server import running_server
@@ -26,6 +34,10 @@ from services.kit.tokens import ensure_token
 
 MODEL = llm_pb2.Model(
     name="tiny", aliases=["tiny-alias", "org/tiny"], kind=llm_pb2.MODEL_KIND_CHAT, context_tokens=64, created_unix_s=7
+)
+SPEC = Path(
+    os.environ.get("OMNISERVE_CONFORMANCE_SPEC")
+    or Path(__file__).resolve().parents[4] / "shared" / "conformance" / "openai-openapi.yaml"
 )
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 
@@ -245,6 +257,7 @@ class Mesh:
     vram: ScriptedVram
     stop_llm: Callable[[], "asyncio.Future[None]"]
     start_llm: Callable[[], "asyncio.Future[None]"]
+    stop_jobs: Callable[[], "asyncio.Future[None]"]
 
     @property
     def url(self) -> str:
@@ -286,6 +299,17 @@ class LlmProcess:
         await self._stack.aclose()
 
 
+async def _start_jobs(stack: AsyncExitStack, state_dir: Path) -> int:
+    """Serve the real jobs for the length of the stack; return its port."""
+    settings = JobsSettings(state_dir=state_dir, drain_grace_s=0.05)
+    journal = await stack.enter_async_context(open_journal(state_dir / "jobs" / "journal.sqlite"))
+    servicer = JobsStoreServicer(journal, SystemClock(), settings.bounds())
+    server = running_server(
+        name="jobs", settings=settings, register=registration(servicer), service_names=JOBS_SERVICES
+    )
+    return await stack.enter_async_context(server)
+
+
 @asynccontextmanager
 async def _mesh(state_dir: Path, **overrides: object) -> AsyncIterator[Mesh]:
     peers = PeerSettings(state_dir=state_dir, drain_grace_s=0.05)
@@ -306,6 +330,8 @@ async def _mesh(state_dir: Path, **overrides: object) -> AsyncIterator[Mesh]:
     )
     async with AsyncExitStack() as stack:
         vram_port = await stack.enter_async_context(vram)
+        jobs = await stack.enter_async_context(AsyncExitStack())
+        jobs_port = await _start_jobs(jobs, state_dir)
         admission_port = await stack.enter_async_context(admission)
         await llm.start()
         stack.push_async_callback(llm.stop)
@@ -314,6 +340,7 @@ async def _mesh(state_dir: Path, **overrides: object) -> AsyncIterator[Mesh]:
                 "state_dir": state_dir,
                 "listen": "127.0.0.1:0",
                 "llm_address": f"127.0.0.1:{llm.port}",
+                "jobs_address": f"127.0.0.1:{jobs_port}",
                 "admission_address": f"127.0.0.1:{admission_port}",
                 "vram_address": f"127.0.0.1:{vram_port}",
                 "drain_grace_s": 0.3,
@@ -328,7 +355,19 @@ async def _mesh(state_dir: Path, **overrides: object) -> AsyncIterator[Mesh]:
             base_url=f"http://127.0.0.1:{running.port}", headers={"x-omniserve-service-token": token}, timeout=30
         )
         await stack.enter_async_context(http)
-        yield Mesh(running, servicer, admin, llm.health, llm.port, http, state_dir, scripted_vram, llm.stop, llm.start)
+        yield Mesh(
+            running,
+            servicer,
+            admin,
+            llm.health,
+            llm.port,
+            http,
+            state_dir,
+            scripted_vram,
+            llm.stop,
+            llm.start,
+            jobs.aclose,
+        )
 
 
 @pytest.fixture
@@ -396,3 +435,34 @@ def read_stream():
             yield Reading(response)
 
     return opened
+
+
+def nullable(schema):
+    """Return the schema with OpenAPI 3.0's `nullable`, which the file still uses here and there, as a type."""
+    if isinstance(schema, list):
+        return [nullable(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    changed = {name: nullable(each) for name, each in schema.items()}
+    if changed.pop("nullable", False) is True:
+        return {"anyOf": [changed, {"type": "null"}]}
+    return changed
+
+
+@pytest.fixture(scope="session")
+def components():
+    if not SPEC.exists():
+        pytest.skip(f"{SPEC} is not there; OMNISERVE_CONFORMANCE_SPEC names OpenAI's API description")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return nullable(yaml.load(SPEC.read_text(), Loader=loader)["components"])  # noqa: S506 - a safe loader
+
+
+@pytest.fixture(scope="session")
+def check_openai(components):
+    """Return `check_openai(name, value)`: it must conform to OpenAI's description of its API."""
+
+    def validate(name: str, value: object) -> None:
+        schema = {"$ref": f"#/components/schemas/{name}", "components": components}
+        jsonschema.Draft202012Validator(schema).validate(value)
+
+    return validate

@@ -11,7 +11,7 @@ async def test_health_is_ok_while_all_services_are(mesh):
     answer = (await mesh.http.get("/health")).json()
     assert answer == {
         "status": "ok",
-        "services": {name: {"status": "serving"} for name in ("admission", "llm", "vram")},
+        "services": {name: {"status": "serving"} for name in ("admission", "jobs", "llm", "vram")},
     }
 
 
@@ -117,6 +117,9 @@ async def test_the_description_has_the_fields_that_requests_are_parsed_by(mesh):
         "/api/v1/feature-extraction",
         "/v1/rerank",
         "/v1/messages",
+        "/v1/responses",
+        "/v1/responses/{response_id}",
+        "/v1/responses/{response_id}/input_items",
         "/v1/messages/count_tokens",
         "/v1/models",
         "/v1/models/{model}",

@@ -23,6 +23,7 @@ def test_envoy_starts_last_so_it_stops_first():
     order = {
         name: int(parser[f"program:{name}"]["priority"])
         for name in ("admission", "vram", "relay", "llm", "facade", "envoy")
+        for name in ("admission", "relay", "llm", "jobs", "facade", "envoy")
     }
     assert max(order, key=order.get) == "envoy"
 
@@ -34,7 +35,7 @@ def test_everything_may_drain_before_it_is_killed():
 
 
 def test_a_crashed_process_comes_back_and_nothing_gives_up():
-    for name in ("admission", "vram", "relay", "llm", "facade", "envoy"):
+    for name in ("admission", "vram", "relay", "llm", "jobs", "facade", "envoy"):
         section = configuration()[f"program:{name}"]
         assert section["autorestart"] == "true"
         assert int(section["startsecs"]) > 0

@@ -54,8 +54,9 @@ def test_animations_are_published_where_they_can_be_searched():
     assert dict(animation.added_headers) == {"x-animation-publish": "r2-searchable"}
 
 
-def test_the_workers_own_contract_takes_any_method():
+def test_the_workers_own_contract_and_kept_responses_take_any_method():
     assert {spec.path for spec in ROUTES if spec.method == ANY_METHOD} == {
+        "/v1/responses/*",
         "/generate_image",
         "/inpaint",
         "/style_transfer",

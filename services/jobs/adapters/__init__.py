@@ -1,0 +1,1 @@
+"""The outside world of jobs: its journal."""
