@@ -47,12 +47,18 @@ def usage_object(usages: Iterable[llm_pb2.Usage]) -> dict[str, Any]:
     prompt = sum(usage.prompt_tokens for usage in counted)
     completion = sum(usage.completion_tokens for usage in counted)
     cached = sum(usage.cached_tokens for usage in counted)
+    accepted = sum(usage.accepted_tokens for usage in counted)
+    drafted = sum(usage.drafted_tokens for usage in counted)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in counted)},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(usage.reasoning_tokens for usage in counted),
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
         "cached_prompt_tokens": cached,
     }
 

@@ -73,8 +73,12 @@ class Generator:
 
     async def _run(self, work: Work, resident: Resident, port: Port) -> None:
         vocabulary = await self.vocabulary(resident)
-        defaults = resident.served.sampling
-        options = check_options(work.options, vocabulary=vocabulary.vocabulary, defaults=defaults)
+        options = check_options(
+            work.options,
+            vocabulary=vocabulary.vocabulary,
+            defaults=resident.served.sampling,
+            speculates=resident.served.engine.speculation.draft > 0,
+        )
         adapters = adapter_set(work.options.adapters, tuple(resident.served.engine.loras))
         prompt = await self.prompt(work.content, resident, vocabulary)
         # Before it waits for anything: nobody should queue for a model only to hear that the prompt is too long.
@@ -162,6 +166,7 @@ class Generator:
                 constraint=form.constraint,
                 shown=form.shown,
                 sized=form.shaper is not None,
+                speculate=options.speculate,
             )
 
         ticket = resident.engine.submit(submit, watcher)
@@ -200,4 +205,6 @@ def _usage(finishes: list[Finish], timeline: Timeline, shaper: Shaper | None) ->
         queue_ms=timeline.queue_ms,
         prefill_ms=timeline.prefill_ms,
         decode_ms=timeline.decode_ms,
+        drafted_tokens=sum(finish.drafted_tokens for finish in finishes),
+        accepted_tokens=sum(finish.accepted_tokens for finish in finishes),
     )

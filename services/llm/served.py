@@ -13,9 +13,11 @@ from services.llm.adapters import model_file
 from services.llm.adapters.model_file import ModelFile, ModelFileError
 from services.llm.core.catalogue import Entry, Kind, entry, repeated
 from services.llm.core.memory import need_mib
-from services.llm.core.wire import EngineConfig, Sampling, TextConfig
+from services.llm.core.wire import EngineConfig, Sampling, SpeculationRules, TextConfig
 from services.llm.sections import ModelSection, ModelsSection
 from services.llm.settings import LlmSettings
+
+_MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,14 @@ def engine_config(settings: LlmSettings, file: ModelFile) -> EngineConfig:
         stall_ratio=settings.stall_ratio,
         flush_s=settings.flush_ms / 1000,
         govern_threads=settings.govern_threads,
+        stored_prefix_bytes=settings.prefix_ram_mib * _MIB,
+        speculation=SpeculationRules(
+            draft=settings.spec_draft,
+            min_ngram=settings.spec_min_ngram,
+            max_ngram=settings.spec_max_ngram,
+            patience=settings.spec_patience,
+            probe=settings.spec_probe,
+        ),
     )
 
 

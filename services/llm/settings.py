@@ -74,6 +74,12 @@ class LlmSettings(MeshSettings):
     warm_prefixes: int = knob(
         32, "Finished sequences that stay in the cache for prompts which begin alike; 0 turns that off.", ge=0, le=255
     )
+    prefix_ram_mib: int = knob(
+        512,
+        "Host memory for warm prefixes that had to leave the cache; prompts that begin alike fetch them back. 0 turns it off.",
+        unit="MiB",
+        ge=0,
+    )
     batch: int = knob(
         512, "Most tokens computed in one step.", unit="tokens", aliases=("OMNISERVE_BATCH",), ge=32, le=16384
     )
@@ -109,6 +115,40 @@ class LlmSettings(MeshSettings):
     )
     flush_ms: float = knob(
         25.0, "Least time between two messages of an answer that comes faster than that.", unit="ms", ge=0, le=1000
+    )
+    spec_draft: int = knob(
+        0,
+        "Most tokens proposed at once from what the text said before, checked by the model in one step; 0 turns it off.",
+        unit="tokens",
+        aliases=("OMNISERVE_SPEC_DRAFT",),
+        ge=0,
+        le=64,
+    )
+    spec_min_ngram: int = knob(
+        2,
+        "Shortest run of tokens whose earlier occurrence is worth a proposal.",
+        unit="tokens",
+        aliases=("OMNISERVE_SPEC_MIN_NGRAM",),
+        ge=1,
+        le=16,
+    )
+    spec_max_ngram: int = knob(
+        5,
+        "Longest run of tokens that is looked up; the longest that is found counts.",
+        unit="tokens",
+        aliases=("OMNISERVE_SPEC_MAX_NGRAM",),
+        ge=1,
+        le=16,
+    )
+    spec_patience: int = knob(
+        3,
+        "Proposals of which nothing was kept, in a row, after which an answer gets none for a while.",
+        aliases=("OMNISERVE_SPEC_PATIENCE",),
+        ge=1,
+        le=1000,
+    )
+    spec_probe: int = knob(
+        32, "How long that while is, in tokens of the answer.", unit="tokens", aliases=("OMNISERVE_SPEC_PROBE",), ge=1
     )
     temperature: float = knob(1.0, "Temperature when a request names none.", ge=0, le=100)
     top_p: float = knob(1.0, "Nucleus mass when a request names none.", gt=0, le=1)
@@ -205,6 +245,11 @@ class LlmSettings(MeshSettings):
             return (
                 f"OMNISERVE_LLM_BATCH is {self.batch}, less than OMNISERVE_LLM_CONTEXTS, {self.contexts}: "
                 "a step could not take one token of each sequence"
+            )
+        if self.spec_min_ngram > self.spec_max_ngram:
+            raise ValueError(
+                f"OMNISERVE_LLM_SPEC_MIN_NGRAM is {self.spec_min_ngram}, more than OMNISERVE_LLM_SPEC_MAX_NGRAM, "
+                f"{self.spec_max_ngram}"
             )
         if self.contexts + self.warm_prefixes > 256:
             return (

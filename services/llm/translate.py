@@ -78,19 +78,12 @@ def options(message: pb.Options) -> AskedOptions:
         logprobs=message.logprobs,
         top_logprobs=message.top_logprobs,
         cache_prompt=message.cache_prompt if message.HasField("cache_prompt") else None,
+        speculate=message.speculate if message.HasField("speculate") else None,
         may_wait=message.may_wait if message.HasField("may_wait") else None,
         adapters=tuple(
             AskedAdapter(each.name, each.scale if each.HasField("scale") else None) for each in message.adapters
         ),
-        unsupported=tuple(_unsupported(message)),
     )
-
-
-def _unsupported(message: pb.Options) -> list[str]:
-    found = []
-    if message.speculate:
-        found.append("options.speculate")
-    return found
 
 
 def _structure(message: pb.Structure) -> Structure | None:
@@ -281,6 +274,10 @@ def status(resident: Resident, now: Counters) -> pb.EngineStatus:
         tune=_tune(report.ready, config, now),
         decode_ms_total=total.decode_us // 1000,
         stuck=report.stuck,
+        stored_prefix_mib=now.stored_bytes // MIB,
+        speculation=pb.Speculation(
+            drafted_total=total.drafted, accepted_total=total.accepted, calls_saved_total=total.calls_saved
+        ),
     )
 
 

@@ -1,8 +1,7 @@
 """The engine on the real model, driven turn by turn: steps are counted, never timed."""
 
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -10,127 +9,13 @@ import pytest
 from services.llm.adapters.model_file import default_path
 from services.llm.core.wire import (
     Cancel,
-    Delta,
     Dry,
-    EngineConfig,
-    Failure,
-    Finish,
-    Limits,
     Mirostat,
     Sampling,
-    Step,
-    Submit,
     Xtc,
-    pack_tokens,
 )
-from services.llm.host.context import Context
-from services.llm.host.engine import Engine
 from services.llm.host.llama import Model, start_backend
-
-GREEDY = Sampling(temperature=0.0)
-SLOTS = 16
-
-
-@dataclass
-class Driver:
-    """An engine with everything it says."""
-
-    engine: Engine
-    model: Model
-    context: Context
-    steps: list[Step]
-    next_request: int = 1
-    texts: dict[tuple[int, int], str] = field(default_factory=dict)
-    deltas: list[Delta] = field(default_factory=list)
-    finished: dict[tuple[int, int], Finish] = field(default_factory=dict)
-    failures: list[Failure] = field(default_factory=list)
-
-    @property
-    def counters(self):  # type: ignore[no-untyped-def]
-        return self.engine._counters
-
-    def tokens(self, text: str) -> list[int]:
-        return self.model.vocabulary.tokenize(text.encode(), parse_special=True)
-
-    def submit(
-        self,
-        prompt: str | list[int],
-        *,
-        sampling: Sampling = GREEDY,
-        max_tokens: int = 16,
-        choices: int = 1,
-        logprobs: int = -1,
-        reuse: bool = False,
-        rank: int = 1,
-        **limits: object,
-    ) -> int:
-        tokens = self.tokens(prompt) if isinstance(prompt, str) else prompt
-        request, self.next_request = self.next_request, self.next_request + 1
-        bounds = Limits(max_tokens=max_tokens, **limits)  # type: ignore[arg-type]
-        self.engine.tell(Submit(request, pack_tokens(tokens), sampling, bounds, choices, logprobs, reuse, rank))
-        return request
-
-    def turn(self) -> None:
-        self.engine.turn()
-        for step in self.steps:
-            self.failures += step.failures
-            for delta in step.deltas:
-                key = (delta.request, delta.choice)
-                self.deltas.append(delta)
-                self.texts[key] = self.texts.get(key, "") + delta.text
-                if delta.finish is not None:
-                    self.finished[key] = delta.finish
-        self.steps.clear()
-
-    def until(self, condition: Callable[[], object]) -> None:
-        for _ in range(4000):
-            if condition():
-                return
-            self.turn()
-        pytest.fail("4000 turns were not enough")
-
-    def run(self, prompt: str | list[int], **options: object) -> str:
-        request = self.submit(prompt, **options)  # type: ignore[arg-type]
-        self.until(lambda: (request, 0) in self.finished)
-        return self.texts[request, 0]
-
-    def idle(self) -> bool:
-        return self.engine._roster.idle
-
-
-def make(model: Model, *, cells: int = 8192, slots: int = SLOTS, batch: int = 512, warm: int = 16) -> Driver:
-    config = EngineConfig(
-        path=str(default_path()),
-        layers=model.layers,
-        context_cells=cells,
-        context_tokens=0,
-        slots=slots,
-        warm_sequences=warm,
-        batch_tokens=batch,
-        ubatch_tokens=batch,
-        threads=2,
-        gpu_layers=None,
-        keep_free_mib=0,
-        allow_cpu_fallback=True,
-        kv_type="f16",
-        flash_attention="auto",
-        stall_s=0.1,
-        stall_ratio=2.5,
-        flush_s=0.0,
-        govern_threads=True,
-    )
-    context = Context(
-        model,
-        cells=cells,
-        sequences=slots + warm,
-        batch_tokens=batch,
-        ubatch_tokens=batch,
-        threads=2,
-        kv_type="f16",
-        flash_attention="auto",
-    )
-    steps: list[Step] = []
-    return Driver(Engine(config, model, context, steps.append), model, context, steps)
+from tests.fixtures.engine import SLOTS, Driver, chat, make
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +36,6 @@ def driver(shared: Driver) -> Iterator[Driver]:
     shared.engine._roster.forget_warm()
     assert shared.engine._roster.cells.used == 0, "cells leaked"
     assert len(shared.engine._roster._numbers) == SLOTS + 16, "sequence numbers leaked"
-
-
-def chat(question: str) -> str:
-    system = "<|im_start|>system\nAnswer questions correctly.<|im_end|>\n"
-    return f"{system}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
 FRANCE = chat("What is the capital of France?")

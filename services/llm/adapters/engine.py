@@ -317,6 +317,9 @@ def add_counters(past: Counters, now: Counters) -> Counters:
         "cancelled",
         "decode_us",
         "preemptions",
+        "drafted",
+        "accepted",
+        "calls_saved",
     )
     sums = {name: getattr(past, name) + getattr(now, name) for name in totals}
     return msgspec.structs.replace(now, **sums)

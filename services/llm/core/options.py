@@ -42,7 +42,7 @@ class AskedSampling:
 
 @dataclass(frozen=True, slots=True)
 class AskedOptions:
-    """Options as the caller wrote them. `unsupported`: fields that were set and that nothing here can obey yet."""
+    """Options as the caller wrote them."""
 
     sampling: AskedSampling = field(default_factory=AskedSampling)
     max_tokens: int | None = None
@@ -55,9 +55,9 @@ class AskedOptions:
     top_logprobs: int = 0
     structure: Structure | None = None
     cache_prompt: bool | None = None
+    speculate: bool | None = None
     may_wait: bool | None = None
     adapters: tuple[AskedAdapter, ...] = ()
-    unsupported: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ class Options:
     logprobs: int
     structure: Structure | None
     reuse: bool
+    speculate: bool
     may_wait: bool
 
 
@@ -120,15 +121,15 @@ _MIROSTAT_RANGES: Final[Mapping[str, _Range]] = MappingProxyType(
 )
 
 
-def check_options(asked: AskedOptions, *, vocabulary: int, defaults: Sampling) -> Options:
-    """Return options with every default filled in.
+def check_options(asked: AskedOptions, *, vocabulary: int, defaults: Sampling, speculates: bool = False) -> Options:
+    """Return options with every default filled in. `speculates`: whether the model's settings allow drafts.
 
     Raises DomainError `invalid_request` for a value out of range and `unsupported` for what nothing here obeys yet; both
     name the field by its path in the contract.
     """
-    if asked.unsupported:
-        path = asked.unsupported[0]
-        raise DomainError(Reason.UNSUPPORTED, f"'{path}' is not supported by this server yet", field=path)
+    if asked.speculate and not speculates:
+        message = "'options.speculate' is true, but OMNISERVE_LLM_SPEC_DRAFT is 0"
+        raise DomainError(Reason.UNSUPPORTED, message, field="options.speculate")
     choices = 1 if asked.choices is None else asked.choices
     _check("options.n", choices, _Range(1, MOST_CHOICES))
     if asked.max_tokens is not None:
@@ -154,6 +155,7 @@ def check_options(asked: AskedOptions, *, vocabulary: int, defaults: Sampling) -
         logprobs=asked.top_logprobs if asked.logprobs else -1,
         structure=asked.structure,
         reuse=asked.cache_prompt is not False,
+        speculate=speculates and asked.speculate is not False,
         may_wait=asked.may_wait is not False,
     )
 

@@ -1,4 +1,7 @@
-"""Warm prefixes: finished sequences stay in the cache so that a prompt which begins alike need not be computed again."""
+"""Prefixes: finished sequences stay in the cache so that a prompt which begins alike need not be computed again.
+
+Those that must leave the cache may stay in host memory, as they were, until prompts ask for them.
+"""
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -73,26 +76,83 @@ class WarmPrefixes:
         if sequence in self._kept:
             self._kept[sequence] = self._kept.pop(sequence)
 
+    @property
+    def too_many(self) -> bool:
+        """Whether there are more than there may be."""
+        return len(self._kept) > self._most
+
     def keep(self, sequence: int, tokens: Tokens, group: Hashable = None) -> list[int]:
-        """Keep a sequence and return those to drop for it: beginnings of it, then the oldest, perhaps itself."""
+        """Keep a sequence and return those that are of no more use beside it: beginnings of it, or itself if it is one."""
         same = {other: kept for other, (kept, theirs) in self._kept.items() if theirs == group}
         if self._most == 0 or any(_begins(kept, tokens) for kept in same.values()):
             return [sequence]
-        drop = [other for other, kept in same.items() if _begins(tokens, kept)]
-        for other in drop:
+        useless = [other for other, kept in same.items() if _begins(tokens, kept)]
+        for other in useless:
             del self._kept[other]
-        if len(self._kept) >= self._most:
-            drop.append(self.drop_oldest())
         self._kept[sequence] = tokens, group
-        return drop
+        return useless
 
-    def drop_oldest(self) -> int:
-        """Forget the least recently used sequence and return it. Raises KeyError when there is none."""
+    def drop_oldest(self) -> tuple[Source, Hashable]:
+        """Forget the least recently used sequence and return it with its group. Raises KeyError when there is none."""
         sequence = next(iter(self._kept), None)
         if sequence is None:
             raise KeyError("no warm prefixes")
-        del self._kept[sequence]
-        return sequence
+        tokens, group = self._kept.pop(sequence)
+        return Source(sequence, tokens), group
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """A prefix in host memory: `state` is what the engine gave for it, `group` what it was computed with."""
+
+    tokens: Tokens
+    state: bytes
+    group: Hashable = None
+
+    def holds(self, tokens: Tokens, group: Hashable) -> bool:
+        """Return whether it begins with all of these."""
+        return self.group == group and _begins(self.tokens, tokens)
+
+
+class StoredPrefixes:
+    """Prefixes in host memory, at most `most_bytes` of them, least recently used first."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.used_bytes = 0
+        self._stored: list[Stored] = []
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def keep(self, new: Stored) -> None:
+        """Keep a prefix unless a longer one holds it or it is too large; others go for it, the oldest first."""
+        tokens, state, group = new.tokens, new.state, new.group
+        if len(state) > self.most_bytes or any(each.holds(tokens, group) for each in self._stored):
+            return
+        for each in [each for each in self._stored if new.holds(each.tokens, each.group)]:
+            self._drop(each)
+        while self.used_bytes + len(state) > self.most_bytes:
+            self._drop(self._stored[0])
+        self._stored.append(new)
+        self.used_bytes += len(state)
+
+    def match(self, prompt: Tokens, group: Hashable = None, *, least: int) -> tuple[Stored, int] | None:
+        """Return the prefix of a group that shares most with the prompt, if at least `least` tokens, and how many it shares.
+
+        Never the whole prompt, as in `longest_match`. What is returned counts as used.
+        """
+        sources = [Source(place, each.tokens) for place, each in enumerate(self._stored) if each.group == group]
+        match = longest_match(prompt, sources, least=least)
+        if match is None:
+            return None
+        found = self._stored.pop(match.sequence)
+        self._stored.append(found)
+        return found, match.length
+
+    def _drop(self, stored: Stored) -> None:
+        self._stored.remove(stored)
+        self.used_bytes -= len(stored.state)
 
 
 def _begins(whole: Tokens, beginning: Tokens) -> bool:

@@ -84,6 +84,19 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     inside: bool = False
 
 
+class SpeculationRules(msgspec.Struct, frozen=True, array_like=True):
+    """How drafts are made: at most `draft` tokens at once (0 is never), found by a run of `min_ngram` to `max_ngram` tokens.
+
+    After `patience` misses in a row none are made for `probe` tokens.
+    """
+
+    draft: int = 0
+    min_ngram: int = 2
+    max_ngram: int = 5
+    patience: int = 3
+    probe: int = 32
+
+
 # ---- service -> engine host ----------------------------------------------------------------------------------
 
 
@@ -113,6 +126,8 @@ class EngineConfig(msgspec.Struct, frozen=True, array_like=True, tag="config"):
     flush_s: float
     govern_threads: bool
     loras: dict[str, str] = {}
+    speculation: SpeculationRules = SpeculationRules()
+    stored_prefix_bytes: int = 0
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
@@ -134,6 +149,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     constraint: Constraint | None = None
     shown: tuple[int, ...] = ()
     sized: bool = False
+    speculate: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -192,6 +208,8 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
@@ -240,6 +258,10 @@ class Counters(msgspec.Struct, array_like=True):
     cancelled: int = 0
     decode_us: int = 0
     preemptions: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    calls_saved: int = 0
+    stored_bytes: int = 0
 
 
 class Step(msgspec.Struct, array_like=True, tag="step"):

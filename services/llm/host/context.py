@@ -172,9 +172,13 @@ class Context:
         if not api.llama_memory_seq_rm(self._memory, sequence, length or -1, -1):
             raise LlamaError(f"sequence {sequence} cannot be cut to {length} tokens")
 
+    def state_bytes(self, sequence: int) -> int:
+        """Return how large a sequence's state is."""
+        return int(api.llama_state_seq_get_size(self._pointer, sequence))
+
     def save(self, sequence: int) -> bytes:
         """Return a sequence's state, for `restore`."""
-        size = api.llama_state_seq_get_size(self._pointer, sequence)
+        size = self.state_bytes(sequence)
         buffer = (ctypes.c_uint8 * size)()
         written = api.llama_state_seq_get_data(self._pointer, buffer, size, sequence)
         return bytes(memoryview(buffer)[:written])

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from services.llm.core import governor, planner
-from services.llm.core.adapters import Turns
+from services.llm.core.adapters import AdapterSet, Turns
 from services.llm.core.choose import Floats, Likelihood, Scratch, likelihood
 from services.llm.core.flush import FlushPolicy
 from services.llm.core.wire import Cancel, Counters, EngineConfig, Probe, Progress, Step, Submit
@@ -23,6 +23,7 @@ from services.llm.host.llama import Model
 from services.llm.host.roster import Roster
 from services.llm.host.sampling import Chooser, chooser
 from services.llm.host.sequence import Sequence, Spelling
+from services.llm.host.step import Row, Share, fill, plan
 
 _WARM_UP_STEPS: Final = 3
 
@@ -53,6 +54,8 @@ class Engine:
             slots=config.slots,
             warm_sequences=config.warm_sequences,
             shares=model.shares_prefixes,
+            speculation=config.speculation,
+            stored_bytes=config.stored_prefix_bytes,
         )
         self._limits = planner.StepLimits(config.batch_tokens, config.stall_s, config.stall_ratio)
         self._pace = planner.Pace()
@@ -153,69 +156,30 @@ class Engine:
     # ---- a step -----------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        chunks = self._plan()
-        if not chunks:
+        shares = plan(self._roster, self._pace, self._limits, adapters=self._next_adapters())
+        if not shares:
             return
-        rows = self._fill(chunks)
+        rows = fill(self._batch, shares)
         began_s = time.perf_counter()
         result = self._decode()
         if result == NO_ROOM:
             self._roster.free_something()
             return
         if result == ABORTED:
-            for sequence, _ in chunks:
+            for sequence, _, _ in shares:
                 self._context.cut(sequence.cells, sequence.computed)
             return
-        logits = self._context.logits(len(rows)) if rows else None
+        logits = self._context.logits(sum(1 + len(row.draft) for row in rows)) if rows else None
         ended_s = time.perf_counter()
-        self._account(chunks, ended_s - began_s, ended_s)
+        self._account(shares, ended_s - began_s, ended_s)
         if logits is not None:
-            for row, (sequence, entry) in enumerate(rows):
-                if sequence.chooser is not None:  # another choice of its request may just have failed
-                    self._choose(sequence, logits[row], entry)
+            self._answer(rows, logits)
 
-    def _plan(self) -> list[tuple[Sequence, int]]:
-        """Return how many tokens of whom go into the step; makes room for them first."""
+    def _next_adapters(self) -> AdapterSet:
+        """Return the adapters whose sequences take part in the next step, and let it be computed with them."""
         adapters = self._turns.next({s.submit.adapters for s in self._roster.active}) if self._adapters else ()
         self._adapters.use(adapters)
-        while True:
-            taking_part = [s for s in self._roster.active if s.submit.adapters == adapters]
-            decoding = [s for s in taking_part if s.pending is not None]
-            if self._roster.make_room(len(decoding)):
-                break
-            self._roster.suspend_one()
-        prefilling = [s for s in taking_part if s.pending is None]
-        chunks = [(sequence, 1) for sequence in decoding]
-        if not prefilling:
-            return chunks
-        remaining = [len(s.prompt) - s.computed for s in prefilling]
-        budget = planner.prefill_budget(self._pace, self._limits, decoding=len(decoding), prefilling=len(prefilling))
-        wanted = min(budget, sum(remaining))
-        self._roster.make_room(len(decoding) + wanted)
-        budget = min(budget, self._roster.cells.free - len(decoding))
-        if budget <= 0 and not decoding:
-            self._roster.suspend_one()
-            return []
-        shares = planner.share_prefill(remaining, budget)
-        chunks += [(sequence, share) for sequence, share in zip(prefilling, shares, strict=True) if share]
-        return chunks
-
-    def _fill(self, chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
-        """Write the batch; return whose output is wanted, with the entry it is at."""
-        batch = self._batch
-        batch.begin()
-        rows: list[tuple[Sequence, int]] = []
-        for sequence, count in chunks:
-            at = sequence.computed
-            if sequence.pending is not None:
-                batch.add_one(sequence.pending, at, sequence.cells)
-                rows.append((sequence, batch.size - 1))
-                continue
-            last = at + count == len(sequence.prompt)
-            batch.add_chunk(sequence.prompt[at : at + count], at, sequence.cells, output=last)
-            if last:
-                rows.append((sequence, batch.size - 1))
-        return rows
+        return adapters
 
     def _decode(self) -> int:
         with self._lock:
@@ -227,12 +191,12 @@ class Engine:
             with self._lock:
                 self._in_step = frozenset()
 
-    def _account(self, chunks: list[tuple[Sequence, int]], seconds: float, now_s: float) -> None:
+    def _account(self, shares: list[Share], seconds: float, now_s: float) -> None:
         decoded = prefilled = 0
-        for sequence, count in chunks:
-            self._roster.computed(sequence, count)
+        for sequence, count, draft in shares:
+            self._roster.computed(sequence, count + len(draft))
             if sequence.pending is not None:
-                decoded += 1
+                decoded += 1 + len(draft)
                 continue
             prefilled += count
             if sequence.prefilling and sequence.choice == 0:
@@ -247,25 +211,57 @@ class Engine:
             self._governor = governor.observe(self._governor, tokens=decoded, seconds=seconds, now_s=now_s)
             self._context.set_threads(self._governor.threads)
 
-    def _choose(self, sequence: Sequence, logits: Floats, entry: int) -> None:
+    def _answer(self, rows: list[Row], logits: Floats) -> None:
+        """Let every sequence go on as far as its outputs reach."""
+        first = 0
+        least_kept = min(len(row.draft) for row in rows)
+        for row in rows:
+            kept = self._follow(row, logits[first : first + 1 + len(row.draft)])
+            least_kept = min(least_kept, kept)
+            first += 1 + len(row.draft)
+            if row.sequence.finish is not None:
+                self._finished.append(row.sequence)
+                self._roster.leave(row.sequence)
+        self._counters.calls_saved += least_kept
+
+    def _follow(self, row: Row, logits: Floats) -> int:
+        """Choose the next token, and those after it as long as the draft agrees. Returns how much of the draft was kept."""
+        sequence, draft, drafter = row.sequence, row.draft, row.sequence.drafter
+        if drafter is None:
+            self._choose(sequence, logits[0], row.entry)
+            return 0
+        drafter.begin(draft)
+        for ahead in range(len(draft) + 1):
+            if not self._choose(sequence, logits[ahead], row.entry + ahead) or sequence.finish is not None:
+                break
+        kept = drafter.learn(answered=len(sequence.generated))
+        if sequence.chooser is None:
+            return kept  # it has failed, and nothing of it is left
+        self._counters.drafted += len(draft)
+        self._counters.accepted += kept
+        if kept < len(draft):
+            self._roster.retract(sequence, len(draft) - kept)
+        return kept
+
+    def _choose(self, sequence: Sequence, logits: Floats, entry: int) -> bool:
+        """Let a sequence choose its next token and take it. Returns whether it is the one that a draft foretold."""
+        if sequence.chooser is None:
+            return False  # another choice of its request may just have failed
         found: Likelihood | None = None
-        assert sequence.chooser is not None  # noqa: S101 - the caller has looked
         raw = logits.copy() if sequence.wants_likelihood else None  # a chooser may overwrite them
         try:
             token = sequence.chooser.choose(logits, entry)
         except GrammarError as error:
             assert sequence.submit.constraint is not None  # noqa: S101 - nothing else has a grammar
             self._roster.fail(sequence, str(error), sequence.submit.constraint.field)
-            return
+            return False
         if raw is not None:
             found = likelihood(raw, self._scratch, token=token, best=max(sequence.submit.logprobs, 0))
+        foretold = sequence.drafter is not None and sequence.drafter.compare(token)
         self._counters.decode_tokens += 1
-        news = sequence.take(token, self._spelling, ends=token in self._end_set, likelihood=found)
-        if news:
+        if sequence.take(token, self._spelling, ends=token in self._end_set, likelihood=found):
             self._urgent = True
-        if sequence.finish is not None:
-            self._finished.append(sequence)
-            self._roster.leave(sequence)
+        return foretold
 
     # ---- telling ----------------------------------------------------------------------------------------------
 
@@ -282,6 +278,7 @@ class Engine:
         counters.suspended = len(self._roster.suspended)
         counters.kv_used = self._roster.cells.used
         counters.warm = len(self._roster.warm)
+        counters.stored_bytes = self._roster.stored.used_bytes
         counters.threads = self._context.threads
         self._send(Step(counters, deltas, list(self._progress.values()), self._roster.failures))
         self._progress.clear()

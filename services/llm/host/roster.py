@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from services.llm.core import room
+from services.llm.core.adapters import AdapterSet
 from services.llm.core.cells import Cells
-from services.llm.core.prefix import Source, WarmPrefixes, longest_match
-from services.llm.core.wire import Counters, Failure, Submit, unpack_tokens
-from services.llm.host.context import Context
+from services.llm.core.prefix import Source, Stored, StoredPrefixes, WarmPrefixes, longest_match
+from services.llm.core.wire import Counters, Failure, SpeculationRules, Submit, unpack_tokens
+from services.llm.host.context import Context, Tokens
+from services.llm.host.drafting import Drafter
 from services.llm.host.llama import LlamaError
 from services.llm.host.sampling import Chooser
 from services.llm.host.sequence import NO_CELLS, Sequence
@@ -34,11 +36,14 @@ class Roster:
         slots: int,
         warm_sequences: int,
         shares: bool,
+        speculation: SpeculationRules,
+        stored_bytes: int,
     ) -> None:
         self.active: list[Sequence] = []
         self.suspended: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self.warm = WarmPrefixes(warm_sequences if shares else 0)
+        self.stored = StoredPrefixes(stored_bytes)
         self.cells = Cells(context.cells)
         self.failures: list[Failure] = []
         self._context = context
@@ -46,6 +51,8 @@ class Roster:
         self._chooser = chooser
         self._slots = slots
         self._shares = shares
+        # What was computed for a draft in vain is cut off again, which only such models allow.
+        self._speculation = speculation if shares and speculation.draft > 0 else None
         self._numbers = list(range(slots + warm_sequences))
         self._arrivals = 0
 
@@ -94,7 +101,7 @@ class Roster:
     def make_room(self, tokens: int) -> bool:
         """Drop warm prefixes, oldest first, until `tokens` cells are free; False when that is not enough."""
         while self.cells.free < tokens and len(self.warm):
-            self._forget(self.warm.drop_oldest())
+            self._store_oldest()
         return self.cells.free >= tokens
 
     def suspend_one(self) -> None:
@@ -110,7 +117,7 @@ class Roster:
     def free_something(self) -> None:
         """Make room although by our count there is some: llama.cpp knows better. Raises LlamaError when nothing is left."""
         if len(self.warm):
-            self._forget(self.warm.drop_oldest())
+            self._store_oldest()
         elif len(self.active) > 1:
             self.suspend_one()
         else:
@@ -120,6 +127,12 @@ class Roster:
         """Note that a step has computed tokens of a sequence."""
         sequence.computed += tokens
         self.cells.extend(sequence.cells, tokens)
+
+    def retract(self, sequence: Sequence, tokens: int) -> None:
+        """Take back the last computed tokens of a sequence."""
+        sequence.computed -= tokens
+        self.cells.cut(sequence.cells, sequence.computed)
+        self._context.cut(sequence.cells, sequence.computed)
 
     def leave(self, sequence: Sequence) -> None:
         """Take a sequence out, however far it got; what it computed stays warm if it may."""
@@ -137,6 +150,8 @@ class Roster:
         if sequence.submit.reuse and sequence.computed >= LEAST_SHARED:
             for each in self.warm.keep(number, sequence.computed_tokens(), sequence.submit.adapters):
                 self._forget(each)
+            while self.warm.too_many:
+                self._store_oldest()
         else:
             self._forget(number)
 
@@ -148,7 +163,7 @@ class Roster:
     def forget_warm(self) -> None:
         """Drop every warm prefix."""
         while len(self.warm):
-            self._forget(self.warm.drop_oldest())
+            self._forget(self.warm.drop_oldest()[0].sequence)
 
     def _begin(self, sequence: Sequence) -> bool:
         """Give a sequence its number, its warm beginning and its chooser; False when there is no room now."""
@@ -160,6 +175,8 @@ class Roster:
             self.cells.share(match.sequence, number, match.length)
             self.warm.touch(match.sequence)
             sequence.computed = match.length
+        if sequence.submit.reuse:
+            sequence.computed = self._fetch(sequence.prompt, sequence.submit.adapters, number, held=sequence.computed)
         if not self.make_room(len(sequence.prompt) - sequence.computed + 1) and self.active:
             self._forget(number)
             sequence.computed = 0
@@ -174,11 +191,37 @@ class Roster:
                 constraint.field if (constraint := sequence.submit.constraint) is not None else "options.sampling",
             )
             return True
+        if sequence.submit.speculate and self._speculation is not None:
+            sequence.drafter = Drafter(self._speculation)
         sequence.cells = number
         sequence.cached = sequence.computed
         self._counters.cached_tokens += sequence.computed
         self.active.append(sequence)
         return True
+
+    def _fetch(self, prompt: Tokens, adapters: AdapterSet, number: int, *, held: int) -> int:
+        """Replace the `held` tokens of a sequence by a longer beginning from host memory; return how many it holds then."""
+        found = self.stored.match(prompt, adapters, least=held + LEAST_SHARED)
+        if found is None:
+            return held
+        stored, length = found
+        # All of what is stored comes back before the rest is cut off.
+        if not self.make_room(max(len(stored.tokens), len(prompt) + 1)):
+            return held
+        self._context.cut(number, 0)
+        self.cells.cut(number, 0)
+        if not self._context.restore(number, stored.state):
+            return 0
+        self._context.cut(number, length)
+        self.cells.extend(number, length)
+        return length
+
+    def _store_oldest(self) -> None:
+        """Move the oldest warm prefix to host memory, as far as that has room for it."""
+        oldest, adapters = self.warm.drop_oldest()
+        if self._context.state_bytes(oldest.sequence) <= self.stored.most_bytes:
+            self.stored.keep(Stored(oldest.tokens, self._context.save(oldest.sequence), adapters))
+        self._forget(oldest.sequence)
 
     def _resume(self, sequence: Sequence) -> bool:
         margin = RESUME_MARGIN * (len(self.active) + 1)
@@ -211,7 +254,7 @@ class Roster:
 
     def _take_number(self) -> int:
         if not self._numbers:
-            self._forget(self.warm.drop_oldest())
+            self._store_oldest()
         return self._numbers.pop()
 
     def _forget(self, number: int) -> None:

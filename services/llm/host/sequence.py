@@ -15,6 +15,7 @@ from services.llm.host.context import Tokens
 from services.llm.host.llama import Vocabulary
 
 if TYPE_CHECKING:
+    from services.llm.host.drafting import Drafter
     from services.llm.host.sampling import Chooser
 
 NO_CELLS: Final = -1
@@ -57,7 +58,7 @@ class Sequence:
 
     __slots__ = (
         "_log_likelihood", "_said", "_sentences", "_shown", "_sizes", "_stops", "_text", "_unsent", "_unsent_logprobs", "_unsent_tokens", "arrival", "cached",
-        "cells", "choice", "chooser", "claim", "computed", "finish", "generated", "leader", "limits", "logprobs", "pending",
+        "cells", "choice", "chooser", "claim", "computed", "drafter", "finish", "generated", "leader", "limits", "logprobs", "pending",
         "prompt", "saved", "submit", "wants_likelihood",
     )  # fmt: skip
 
@@ -75,6 +76,7 @@ class Sequence:
         self.generated: list[int] = []
         self.saved: bytes | None = None
         self.chooser: Chooser | None = None
+        self.drafter: Drafter | None = None
         self.finish: Finish | None = None
         self.wants_likelihood = submit.logprobs >= 0 or submit.limits.min_probability > 0.0
         self._text = Utf8Stream()
@@ -97,6 +99,11 @@ class Sequence:
     def length(self) -> int:
         """Tokens of prompt and answer so far."""
         return len(self.prompt) + len(self.generated)
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be generated."""
+        return self.limits.max_tokens - len(self.generated)
 
     def computed_tokens(self) -> Tokens:
         """Return the tokens whose cells are computed."""
@@ -166,6 +173,8 @@ class Sequence:
             prompt_tokens=len(self.prompt),
             cached_tokens=self.cached,
             completion_tokens=len(self.generated),
+            drafted_tokens=self.drafter.drafted if self.drafter is not None else 0,
+            accepted_tokens=self.drafter.accepted if self.drafter is not None else 0,
         )
         return True
 

@@ -91,8 +91,8 @@ def test_options_out_of_range_name_the_field(asked: dict[str, object], field: st
     assert refusal(**asked).field == field
 
 
-def test_what_nothing_obeys_is_refused_and_never_ignored() -> None:
-    error = refusal(unsupported=("options.speculate",), choices=99)
+def test_drafts_that_the_settings_do_not_allow_are_refused_and_never_ignored() -> None:
+    error = refusal(speculate=True, choices=99)
     assert (error.reason, error.field) == (Reason.UNSUPPORTED, "options.speculate")
 
 

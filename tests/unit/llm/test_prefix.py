@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.llm.core.prefix import Match, Source, WarmPrefixes, common_length, longest_match
+from services.llm.core.prefix import Match, Source, Stored, StoredPrefixes, WarmPrefixes, common_length, longest_match
 
 tokens = st.lists(st.integers(0, 2), max_size=12)
 
@@ -44,7 +44,11 @@ def test_the_least_recently_used_goes_first() -> None:
     assert warm.keep(0, arr([1, 1])) == []
     assert warm.keep(1, arr([2, 2])) == []
     warm.touch(0)
-    assert warm.keep(2, arr([3, 3])) == [1]
+    assert not warm.too_many
+    assert warm.keep(2, arr([3, 3])) == []
+    assert warm.too_many
+    assert warm.drop_oldest()[0].sequence == 1
+    assert not warm.too_many
     assert [source.sequence for source in warm.sources()] == [2, 0]
 
 
@@ -68,3 +72,63 @@ def test_turned_off_it_keeps_nothing() -> None:
     assert warm.keep(7, arr([1, 2])) == [7]
     with pytest.raises(KeyError):
         warm.drop_oldest()
+
+
+def stored(*prefixes: list[int], most_bytes: int = 100, size: int = 30) -> StoredPrefixes:
+    found = StoredPrefixes(most_bytes)
+    for tokens in prefixes:
+        found.keep(Stored(arr(tokens), bytes(size)))
+    return found
+
+
+def test_host_memory_gives_back_the_longest_beginning() -> None:
+    match = stored([1, 2, 9], [1, 2, 3, 4], [7, 7]).match(arr([1, 2, 3, 5, 6]), least=2)
+    assert match is not None
+    assert (match[0].tokens.tolist(), match[1]) == ([1, 2, 3, 4], 3)
+
+
+def test_host_memory_never_gives_a_whole_prompt_nor_too_little() -> None:
+    found = stored([1, 2, 3])
+    match = found.match(arr([1, 2, 3]), least=2)
+    assert match is not None
+    assert match[1] == 2
+    assert found.match(arr([1, 2, 3]), least=3) is None
+
+
+def test_host_memory_drops_the_least_recently_used_when_full() -> None:
+    found = stored([1, 1], [2, 2], [3, 3])
+    assert found.match(arr([1, 1, 1]), least=1) is not None
+    found.keep(Stored(arr([4, 4]), bytes(30)))
+    assert found.match(arr([2, 2, 2]), least=1) is None
+    assert found.match(arr([1, 1, 1]), least=1) is not None
+
+
+def test_host_memory_keeps_the_longer_of_two_that_begin_alike() -> None:
+    found = stored([1, 2], [1, 2, 3], [1])
+    assert len(found) == 1
+    assert found.used_bytes == 30
+
+
+def test_host_memory_gives_nothing_to_another_group() -> None:
+    found = StoredPrefixes(100)
+    found.keep(Stored(arr([1, 2, 3]), bytes(30), "one"))
+    assert found.match(arr([1, 2, 3, 4]), "other", least=1) is None
+    found.keep(Stored(arr([1, 2]), bytes(30), "other"))
+    assert len(found) == 2
+    match = found.match(arr([1, 2, 3, 4]), "other", least=1)
+    assert match is not None
+    assert match[1] == 2
+
+
+def test_what_is_larger_than_the_budget_is_not_stored() -> None:
+    found = stored([1, 2])
+    found.keep(Stored(arr([5, 5]), bytes(101)))
+    assert (len(found), found.used_bytes) == (1, 30)
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=5), st.integers(1, 60)), max_size=30))
+def test_host_memory_never_holds_more_than_its_budget(prefixes: list[tuple[list[int], int]]) -> None:
+    found = StoredPrefixes(100)
+    for tokens, size in prefixes:
+        found.keep(Stored(arr(tokens), bytes(size)))
+        assert found.used_bytes <= 100

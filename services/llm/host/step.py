@@ -1,0 +1,83 @@
+"""What goes into a step: whose tokens, and where in the batch they stand."""
+
+from typing import NamedTuple
+
+from services.llm.core import planner
+from services.llm.core.adapters import AdapterSet
+from services.llm.core.planner import Pace, StepLimits
+from services.llm.host.context import Batch
+from services.llm.host.roster import Roster
+from services.llm.host.sequence import Sequence
+
+
+class Share(NamedTuple):
+    """A sequence's part of a step: so many `tokens` of its prompt, or its last token and the `draft` that may follow."""
+
+    sequence: Sequence
+    tokens: int
+    draft: list[int]
+
+
+class Row(NamedTuple):
+    """Outputs of a step for one sequence: that of the batch's entry `entry`, and those of its draft behind it."""
+
+    sequence: Sequence
+    entry: int
+    draft: list[int]
+
+
+def plan(roster: Roster, pace: Pace, limits: StepLimits, *, adapters: AdapterSet) -> list[Share]:
+    """Return how many tokens of whom, among those with these adapters, go into the step; makes room for them first."""
+    while True:
+        taking_part = [s for s in roster.active if s.submit.adapters == adapters]
+        decoding = [s for s in taking_part if s.pending is not None]
+        if roster.make_room(len(decoding)):
+            break
+        roster.suspend_one()
+    prefilling = [s for s in taking_part if s.pending is None]
+    if not prefilling:
+        return _with_drafts(decoding, room=min(limits.batch_tokens, roster.cells.free) - len(decoding))
+    shares = [Share(sequence, 1, []) for sequence in decoding]
+    remaining = [len(s.prompt) - s.computed for s in prefilling]
+    budget = planner.prefill_budget(pace, limits, decoding=len(decoding), prefilling=len(prefilling))
+    wanted = min(budget, sum(remaining))
+    roster.make_room(len(decoding) + wanted)
+    budget = min(budget, roster.cells.free - len(decoding))
+    if budget <= 0 and not decoding:
+        roster.suspend_one()
+        return []
+    counts = planner.share_prefill(remaining, budget)
+    shares += [Share(sequence, count, []) for sequence, count in zip(prefilling, counts, strict=True) if count]
+    return shares
+
+
+def _with_drafts(decoding: list[Sequence], *, room: int) -> list[Share]:
+    """Return the last token of each sequence, and what may follow it as far as there is room for that."""
+    shares = []
+    for sequence in decoding:
+        draft: list[int] = []
+        if sequence.drafter is not None:
+            most = min(room, sequence.room - 1)
+            draft = sequence.drafter.propose(sequence.prompt, sequence.generated, most=most)
+            room -= len(draft)
+        shares.append(Share(sequence, 1, draft))
+    return shares
+
+
+def fill(batch: Batch, shares: list[Share]) -> list[Row]:
+    """Write the batch; return whose outputs are wanted, with the entry they are at."""
+    batch.begin()
+    rows: list[Row] = []
+    for sequence, count, draft in shares:
+        at = sequence.computed
+        if sequence.pending is not None:
+            rows.append(Row(sequence, batch.size, draft))
+            batch.add_one(sequence.pending, at, sequence.cells)
+            for ahead, token in enumerate(draft, 1):
+                batch.add_one(token, at + ahead, sequence.cells)
+            continue
+        last = at + count == len(sequence.prompt)
+        batch.add_chunk(sequence.prompt[at : at + count], at, sequence.cells, output=last)
+        if last:
+            rows.append(Row(sequence, batch.size - 1, []))
+    return rows
