@@ -62,7 +62,7 @@ class PermitClient:
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, *, service: str, session_id: str, owner: Owner, patience_s: float = 3.0
+        self, channel: grpc.aio.Channel, *, service: str, session_id: str, owner: Owner, patience_s: float = 30.0
     ) -> None:
         self._stub = admission_pb2_grpc.AdmissionServiceStub(channel)
         self._service = service
