@@ -19,8 +19,8 @@ REQUEST_HEADERS: Final = 0x12
 
 _OVERWRITE: Final = pb.HeaderValueOption.APPEND_ACTION_OVERWRITE_IF_EXISTS_OR_ADD
 # What is different for every request as it stands in a message, with the lengths that Envoy makes and lets through.
-_ID_START: Final = b"\n\x0c" + REQUEST_ID_KEY.encode() + b"\x1a\x24"
-_ID_LENGTH: Final = 36
+_ID_START: Final = b"\n\x0c" + REQUEST_ID_KEY.encode() + b"\x1a"
+_LONGEST_ID: Final = 127  # its length is one byte then; the listeners' own have 36, services of the mesh bring theirs
 _TRACE_START: Final = b"\n\x0b" + TRACEPARENT_KEY.encode() + b"\x1a\x37"
 _TRACE_LENGTH: Final = 55
 
@@ -46,8 +46,11 @@ def apart(message: bytes) -> tuple[bytes, str]:
     if found < 0:
         return message, ""
     start = found + len(_ID_START)
-    stop = start + _ID_LENGTH
-    return message[:start] + message[stop:], message[start:stop].decode("ascii", "replace")
+    length = message[start]
+    if length > _LONGEST_ID:
+        return message, ""
+    stop = start + 1 + length
+    return message[:start] + message[stop:], message[start + 1 : stop].decode("ascii", "replace")
 
 
 def head(message: bytes) -> Head:
