@@ -72,6 +72,11 @@ class Splitter:
             }
         )
 
+    @property
+    def holds(self) -> bool:
+        """Whether text is held back."""
+        return bool(self._buffer)
+
     def push(self, text: str) -> list[Part]:
         """Return what is known now that this text has come."""
         self._buffer += text

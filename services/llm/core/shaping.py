@@ -6,7 +6,7 @@ import msgspec
 
 from services.llm.core.answer import Called, Part, Said, Splitter, State, Thought
 from services.llm.core.dialect import Dialect
-from services.llm.core.wire import Delta
+from services.llm.core.wire import Delta, Logprob
 
 
 class CallPiece(msgspec.Struct, frozen=True, array_like=True):
@@ -34,6 +34,7 @@ class Shaper:
         self._tools = dialect.format if tools else None
         self._new_id = new_id
         self._choices: dict[int, Splitter] = {}
+        self._held: dict[int, list[Logprob]] = {}
         self.reasoning_tokens = 0
 
     def shaped(self, delta: Delta) -> Shaped:
@@ -44,7 +45,8 @@ class Shaper:
                 self._dialect.thinking, inside=self._inside, tools=self._tools
             )
         parts: list[Part] = []
-        logprobs = []
+        logprobs: list[Logprob] = []
+        held = self._held.setdefault(delta.choice, [])  # of tokens that may still turn out to be a mark
         at = 0
         for place, size in enumerate(delta.sizes):
             before = splitter.state
@@ -52,11 +54,17 @@ class Shaper:
             at += size
             states = {before, splitter.state}
             self.reasoning_tokens += State.THINKING in states
-            if delta.logprobs and states == {State.SAYING}:
-                logprobs.append(delta.logprobs[place])
+            if states != {State.SAYING}:
+                held.clear()
+            elif delta.logprobs:
+                held.append(delta.logprobs[place])
+                if not splitter.holds:
+                    logprobs += held
+                    held.clear()
         finish = delta.finish
         if finish is not None:
             parts += splitter.end()
+            logprobs += held
             if finish.reason == "stop" and splitter.calls and splitter.state is not State.CALLING:
                 finish = msgspec.structs.replace(finish, reason="tool_calls")
         return Shaped(
