@@ -16,13 +16,19 @@ def model(client) -> str:
     return client.models.list().data[0].id
 
 
-def test_a_response_answers_paris_and_the_conversation_goes_on_after_a_restart_of_jobs(client, model, mesh):
+def jobs_serve(mesh) -> bool:
+    services = httpx.get(f"{mesh.public_url}/health", timeout=10).json()["services"]
+    return services["jobs"]["status"] == "serving"
+
+
+def test_a_response_answers_paris_and_the_conversation_goes_on_after_a_restart_of_jobs(client, model, mesh, wait_until):
     first = client.responses.create(
         model=model, input="What is the capital of France?", temperature=0, max_output_tokens=32
     )
     assert "Paris" in first.output_text
     assert first.status == "completed"
     mesh.restart("jobs")
+    wait_until(lambda: jobs_serve(mesh), "jobs serves again")  # readiness does not wait for it
     second = client.responses.create(
         model=model,
         input="Repeat your last answer.",
@@ -41,7 +47,8 @@ def test_a_response_answers_paris_and_the_conversation_goes_on_after_a_restart_o
 
 
 def test_a_streamed_response_is_the_one_that_is_kept(client, model):
-    with client.responses.stream(model=model, input="Say hello.", temperature=0, max_output_tokens=16) as stream:
+    question = "What is the capital of France?"
+    with client.responses.stream(model=model, input=question, temperature=0, max_output_tokens=64) as stream:
         events = list(stream)
         final = stream.get_final_response()
     assert [event.sequence_number for event in events] == sorted(event.sequence_number for event in events)
