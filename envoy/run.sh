@@ -119,9 +119,14 @@ begin() {
   pid=$!
 }
 
-# take_over: a new Envoy in the old one's place. One that does not come up leaves the old one where it is.
+# take_over: a new Envoy in the old one's place. A configuration that is no good is found before the old one is touched: it
+# gives its administration page up as soon as a new one starts, and cannot be taken over a second time when that one fails.
 take_over() {
   local old=$pid
+  if ! "$envoy" --mode validate -c "$config" --log-level error >&2; then
+    echo "run.sh: the new configuration is no good; the old Envoy goes on" >&2
+    return
+  fi
   begin $((epoch + 1))
   while alive && [ "$signals" -eq 0 ] && ! [[ $(admin GET /server_info) == *"\"restart_epoch\": $((epoch + 1)),"* ]]; do
     pause 0.2
@@ -130,7 +135,7 @@ take_over() {
     epoch=$((epoch + 1))
     echo "run.sh: another Envoy has taken over" >&2
   else
-    echo "run.sh: the new Envoy did not come up; the old one goes on" >&2
+    echo "run.sh: the new Envoy did not come up; the old one serves on without its administration page: restart" >&2
     pid=$old
   fi
 }
@@ -146,6 +151,7 @@ while [ "$signals" -eq 0 ] && alive; do
   if [ "$wishes" -gt 0 ]; then
     wishes=0
     take_over
+    continue # a signal that came meanwhile would not end the wait
   fi
   wait "$pid"
   status=$?

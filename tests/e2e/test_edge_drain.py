@@ -96,17 +96,17 @@ def test_sighup_puts_another_envoy_in_its_place_without_closing_the_ports(open_d
         assert door.wrapper.wait(40) == 0
 
 
-def test_an_envoy_that_cannot_take_over_leaves_the_old_one_in_place(open_door, tmp_path, wait_until):
+def test_a_configuration_that_is_no_good_leaves_the_old_envoy_in_place(open_door, tmp_path, wait_until):
     with open_door(tmp_path) as door:
         old = envoy_of(door)
         configuration = tmp_path / "envoy" / "envoy.yaml"
         good = configuration.read_text()
-        taken = door.environ["OMNISERVE_FACADE_ADDRESS"].rpartition(":")[2]
-        configuration.write_text(good.replace(door.environ["OMNISERVE_EDGE_PORT"], taken))
+        configuration.write_text(good.replace("listeners:", "listenners:"))
         door.wrapper.send_signal(signal.SIGHUP)
-        wait_until(lambda: envoys_of(door) - {old.pid}, "another Envoy tries")
-        wait_until(lambda: envoys_of(door) == {old.pid}, "and gives up")
+        wait_until(lambda: envoys_of(door) - {old.pid}, "another Envoy looks at it")
+        wait_until(lambda: envoys_of(door) == {old.pid}, "and refuses it")
         assert door.is_healthy()
+        assert generation(door) == 0
         configuration.write_text(good)
         door.wrapper.send_signal(signal.SIGHUP)
         wait_until(lambda: generation(door) == 1, "the next one does it")
@@ -116,7 +116,7 @@ def test_an_envoy_that_cannot_take_over_leaves_the_old_one_in_place(open_door, t
 def test_a_crashed_envoy_ends_its_wrapper_with_a_failure(open_door, tmp_path):
     with open_door(tmp_path) as door:
         os.kill(envoy_of(door).pid, signal.SIGKILL)
-        assert door.wrapper.wait(20) not in {0, None}
+        assert door.wrapper.wait(60) not in {0, None}
 
 
 def test_envoy_does_not_outlive_a_killed_wrapper(open_door, tmp_path, wait_until):

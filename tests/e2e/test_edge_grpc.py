@@ -109,7 +109,7 @@ def test_a_grpc_web_call_from_a_browser_is_answered(door):
 def test_a_dead_service_is_unavailable_with_a_plain_sentence(open_door, tmp_path, free_ports):
     nowhere = f"127.0.0.1:{free_ports(1)[0]}"
     with (
-        open_door(tmp_path, OMNISERVE_LLM_ADDRESS=nowhere) as door,
+        open_door(tmp_path, OMNISERVE_LLM_ADDRESS=nowhere, OMNISERVE_EDGE_HOLD_S="1") as door,
         grpc.insecure_channel(door.public_target) as channel,
         pytest.raises(grpc.RpcError) as failure,
     ):

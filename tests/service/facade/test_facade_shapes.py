@@ -44,7 +44,9 @@ USAGE = exactly(
         "completion_tokens": COUNT,
         "total_tokens": COUNT,
         "prompt_tokens_details": exactly({"cached_tokens": COUNT}),
-        "completion_tokens_details": exactly({"reasoning_tokens": COUNT}),
+        "completion_tokens_details": exactly(
+            dict.fromkeys(("reasoning_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens"), COUNT)
+        ),
         "cached_prompt_tokens": COUNT,
     }
 )
