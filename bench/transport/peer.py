@@ -72,15 +72,20 @@ def litellm_config(worker: int) -> str:
 
 
 def litellm_command(root: Path, config: Path, port: int, workers: int) -> list[str]:
-    """Return the command that serves the configuration."""
-    where = ["--host", "127.0.0.1", "--port", str(port), "--num_workers", str(workers)]
-    return [str(root / "bin" / "litellm"), "--config", str(config), *where]
+    """Return the command that serves the configuration.
+
+    Its workers import for longer than the five seconds after which their supervisor would kill them as dead.
+    """
+    where = ["--host", "127.0.0.1", "--port", str(port)]
+    many = ["--num_workers", str(workers), "--timeout_worker_healthcheck", "300"]
+    return [str(root / "bin" / "litellm"), "--config", str(config), *where, *many]
 
 
 def litellm_environ(environ: Mapping[str, str], root: Path) -> dict[str, str]:
     """Return LiteLLM's environment as its page on production asks: production mode, errors only in the log.
 
-    Prices of models come from its own package, since it would otherwise ask the network for them at the start.
+    Prices of models come from its own package, since it would otherwise ask the network for them at the start. That it asks
+    nobody for a key has to be permitted by name, and is the cheaper way for it.
     """
     kept = {name: value for name, value in environ.items() if not name.startswith(("OMNISERVE_", "OTEL_", "PYTHON"))}
     return kept | {
@@ -89,6 +94,7 @@ def litellm_environ(environ: Mapping[str, str], root: Path) -> dict[str, str]:
         "LITELLM_LOG": "ERROR",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "NO_DOCS": "True",
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
     }
 
 

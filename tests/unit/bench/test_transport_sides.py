@@ -52,6 +52,7 @@ def test_litellm_has_one_model_at_the_worker_and_neither_database_nor_key():
     assert model["model_name"] == json.loads(question().partition(b"\r\n\r\n")[2])["model"]
     assert model["litellm_params"]["api_base"] == "http://127.0.0.1:8000/v1"
     assert "general_settings" not in config
+    assert peer.litellm_environ({}, peer.folder())["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] == "true"
 
 
 def test_nothing_of_the_mesh_reaches_the_peers_environment(tmp_path):
