@@ -111,7 +111,10 @@ async def test_a_file_whose_template_is_broken_says_so(tmp_path):
     text = TextHost(TextConfig(str(path), 0.5, 1 << 20, 1024), environ={})
     async with Owner() as owner:
         owner.start(text.supervise(), name="text host")
-        error = await refusal(text.vocabulary(wait_s=3))
+        async with asyncio.timeout(120):
+            while not text._failure:
+                await asyncio.sleep(0.05)
+        error = await refusal(text.vocabulary(wait_s=0))
     assert error.reason is Reason.LOADING
     assert "template" in error.message
 
