@@ -51,7 +51,7 @@ async def test_a_part_that_is_killed_under_load_leaves_nothing_wrong_behind(prox
         assert tally.count()["broken"] == 0, "what runs goes on without admission"
 
 
-@pytest.mark.parametrize("part", ["admission", "relay", "facade", "llm"])
+@pytest.mark.parametrize("part", ["admission", "relay", "facade"])
 async def test_a_part_that_is_restarted_loses_no_request(proxied, part):
     async with (
         Load(proxied.mesh.public_url, clients=6, seed=len(part)) as load,
