@@ -271,11 +271,13 @@ async def test_bad_input_is_refused_naming_the_field(stub, case):
     assert error.code is not grpc.StatusCode.INTERNAL
 
 
-async def test_embeddings_say_that_they_are_not_supported(stub):
+async def test_without_an_embedding_model_embed_and_rerank_name_the_setting(stub):
     for call in (stub.Embed(pb.EmbedRequest()), stub.Rerank(pb.RerankRequest())):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call
-        assert from_rpc_error(caught.value).reason is Reason.UNSUPPORTED
+        error = from_rpc_error(caught.value)
+        assert error.reason is Reason.NOT_FOUND
+        assert "OMNISERVE_EMBEDDING_GGUF" in error.message
 
 
 async def test_without_a_folder_to_swap_from_nothing_is_swapped(llm_pair):
