@@ -609,25 +609,6 @@ async def test_a_forwarded_request_waits_its_turn_in_the_same_line(rig, jobs):
     await holding
 
 
-async def test_a_forwarded_request_that_may_not_wait_is_refused_while_the_device_is_taken(rig, relay, jobs):
-    mark = new_mark()
-    holding = asyncio.create_task(asyncio.to_thread(rig.speak, "hold", **{"x-mark": mark}))
-    await asyncio.to_thread(rig.workers.one, mark)
-    before = (await status(relay, "tts")).overflow_total
-    for route in ("forecast.forecasts", "tts.speech"):
-        first = head(route, headers=[("x-do", "json")], may_wait=False)
-        error = await refused(
-            read_out(aiter(jobs.Forward(iter([first, relay_pb2.ForwardRequest(body=b"{}")]), timeout=60)))
-        )
-        assert error.reason is Reason.SATURATED
-    assert await rig.waiting() == 0
-    assert (await status(relay, "tts")).overflow_total == before, "nobody went elsewhere"
-    rig.workers.release(mark)
-    await holding
-    answer, _ = await forward(jobs, head("forecast.forecasts", headers=[("x-do", "json")], may_wait=False), b"{}")
-    assert answer.status == 200
-
-
 @pytest.mark.parametrize(
     ("caller", "principal", "metadata", "booked"),
     [
