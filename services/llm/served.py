@@ -12,12 +12,10 @@ from services.kit.config import ConfigError, Document, Fault
 from services.llm.adapters import model_file
 from services.llm.adapters.model_file import ModelFile, ModelFileError
 from services.llm.core.catalogue import Entry, Kind, entry, repeated
-from services.llm.core.memory import need_mib
+from services.llm.core.memory import MIB, need_mib
 from services.llm.core.wire import EngineConfig, Sampling, SpeculationRules, TextConfig
 from services.llm.sections import ModelSection, ModelsSection
 from services.llm.settings import LlmSettings
-
-_MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +214,7 @@ def engine_config(settings: LlmSettings, file: ModelFile) -> EngineConfig:
         stall_ratio=settings.stall_ratio,
         flush_s=settings.flush_ms / 1000,
         govern_threads=settings.govern_threads,
-        stored_prefix_bytes=settings.prefix_ram_mib * _MIB,
+        stored_prefix_bytes=settings.prefix_ram_mib * MIB,
         speculation=SpeculationRules(
             draft=settings.spec_draft,
             min_ngram=settings.spec_min_ngram,

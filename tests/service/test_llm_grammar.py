@@ -183,8 +183,7 @@ def test_the_grammar_holds_only_after_its_trigger(alphabet: Alphabet) -> None:
 def test_a_token_that_reaches_beyond_the_trigger_must_begin_what_the_grammar_wants(alphabet: Alphabet) -> None:
     vocabulary = alphabet.vocabulary
     good, bad = (vocabulary.tokenize(text, parse_special=False)[0] for text in (b'{"', b"{'"))
-    if len(vocabulary.piece(good, special=False)) < 2 or len(vocabulary.piece(bad, special=False)) < 2:
-        pytest.skip("the vocabulary has no such tokens")
+    assert [vocabulary.piece(token, special=False) for token in (good, bad)] == [b'{"', b"{'"]
     logits = np.full(vocabulary.size, -40.0, np.float32)
     logits[bad], logits[good] = 20.0, 5.0
     chooser = Constrained(Dice(vocabulary.size, 1), Constraint('root ::= "\\"a"', triggers=("{",)), alphabet)
