@@ -38,7 +38,6 @@ async def main(settings: LlmSettings, owner: Owner) -> None:
         owner.start(llm.hosting.run(), name="what is in memory")
         owner.start(llm.catalogue.follow(), name="the models of the file")
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, llm.catalogue.poke)
-        owner.start(llm.embeddings.supervise(), name="embedding hosts")
         servicer = LlmServicer(llm.generator, llm.embeddings)
         admin = LlmAdminServicer(llm.residents, llm.operations, settings, owner)
 

@@ -71,7 +71,7 @@ class LlmAdminServicer(llm_pb2_grpc.LlmAdminServiceServicer):
         former = self._residents.find("", Kind.CHAT).served
         file = _read(path)
         config = msgspec.structs.replace(
-            former.engine,
+            former.chat,
             path=str(file.path),
             layers=file.header.layers,
             loras={},  # they were made for the former file

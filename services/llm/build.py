@@ -14,7 +14,6 @@ from services.llm.adapters.engine import EngineLimits
 from services.llm.adapters.model_file import ModelFileError
 from services.llm.core.residency import Policy
 from services.llm.embed import Embeddings
-from services.llm.embed_build import build_embeddings
 from services.llm.generate import Generator, Waits
 from services.llm.hosting import Hosting, OwnBudget, Permits
 from services.llm.operations import Operations
@@ -58,7 +57,7 @@ def build(
     catalogue = CatalogueFile(settings, residents)
     residents.apply(read_served(settings))
     generator = Generator(residents, clock, Waits(settings.load_wait_s, settings.prompt_bytes))
-    embeddings = build_embeddings(settings, permits, clock, environ=host_environment(settings))
+    embeddings = Embeddings(residents, Waits(settings.load_wait_s, settings.prompt_bytes))
     return Llm(hosting, residents, generator, Operations(residents, hosting, clock), embeddings, catalogue)
 
 

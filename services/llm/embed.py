@@ -1,7 +1,6 @@
 """Embeddings and reranking from request to usage: check, tokenize, wait for the permit, compute, give everything back."""
 
-import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -10,10 +9,9 @@ from opentelemetry import trace
 from services.kit import telemetry
 from services.kit.access import Caller
 from services.kit.errors import DomainError, Reason
-from services.llm.adapters.embedder import Embedder, UnfitInputError
-from services.llm.adapters.model_file import ModelFile
-from services.llm.core.catalogue import Entry
-from services.llm.core.embed_wire import EmbedCounters, EmbedReady, Item
+from services.llm.adapters.embedder import UnfitInputError
+from services.llm.core.catalogue import Kind
+from services.llm.core.embed_wire import EmbedReady, Item
 from services.llm.core.embedding import (
     EmbedWork,
     Input,
@@ -29,20 +27,8 @@ from services.llm.core.embedding import (
 )
 from services.llm.core.wire import pack_tokens
 from services.llm.generate import Waits
-from services.llm.hosting import Permits
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingModel:
-    """One model with its host. `is_reranker`: its file says so, or its settings do. `width`: of its vectors."""
-
-    entry: Entry
-    file: ModelFile
-    embedder: Embedder
-    is_reranker: bool
-    width: int
-    input_tokens: int
-    gpu_layers_asked: int | None
+from services.llm.resident import Resident
+from services.llm.residents import Asker, ReplacedError, Residents
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,46 +50,47 @@ class Reranked:
 
 
 class Embeddings:
-    """Runs the embedding and reranking models, the default ones first."""
+    """Answers from the models that make vectors or score pairs."""
 
-    def __init__(self, models: Sequence[EmbeddingModel], permits: Permits, waits: Waits) -> None:
-        self.models = tuple(models)
+    def __init__(self, residents: Residents, waits: Waits) -> None:
         self.draining = False
-        self._permits = permits
+        self._residents = residents
         self._waits = waits
-
-    async def supervise(self) -> None:
-        """Keep every model's host running until cancelled. Raises EngineUnusableError when one can never start."""
-        async with asyncio.TaskGroup() as tasks:
-            for model in self.models:
-                tasks.create_task(model.embedder.supervise())
-
-    async def counters(self, *, wait_s: float) -> list[tuple[EmbeddingModel, EmbedCounters]]:
-        """Return each model with its counters, asked for all at once."""
-        counts = await asyncio.gather(*(model.embedder.counters(wait_s=wait_s) for model in self.models))
-        return list(zip(self.models, counts, strict=True))
 
     async def embed(self, work: EmbedWork, caller: Caller) -> Embedded:
         """Return a vector for each input. Raises DomainError."""
-        model = self._model(work.model, rerankers=False)
-        if model.is_reranker:
-            message = f"the model {model.entry.name!r} scores pairs of texts; this needs one that makes vectors"
-            raise DomainError(Reason.INVALID_REQUEST, message, field="model")
-        ready = await model.embedder.ready(wait_s=self._waits.load_s)
-        check_embed(work, vocabulary=ready.vocabulary, width=ready.width, prompt_bytes=self._waits.prompt_bytes)
+        while True:
+            model = self._model(work.model, Kind.EMBEDDING)
+            try:
+                return await self._embed(model, work, caller)
+            except ReplacedError:
+                continue
+
+    async def _embed(self, model: Resident, work: EmbedWork, caller: Caller) -> Embedded:
+        def check(ready: EmbedReady) -> None:
+            check_embed(work, vocabulary=ready.vocabulary, width=ready.width, prompt_bytes=self._waits.prompt_bytes)
+
         items = [_item(each) for each in work.inputs]
-        with _span("embeddings", model.entry.name, ready) as span:
-            vectors, tokens = await self._compute(model, items, caller, field="inputs", truncate=work.truncate)
+        with _span("embeddings", model) as span:
+            vectors, tokens = await self._compute(
+                model, items, caller, field="inputs", truncate=work.truncate, check=check
+            )
             span.set_attribute("gen_ai.usage.input_tokens", tokens)
-        return Embedded(shaped(vectors, dimensions=work.dimensions, raw=work.raw), tokens, model.entry.name)
+        return Embedded(shaped(vectors, dimensions=work.dimensions, raw=work.raw), tokens, model.name)
 
     async def rerank(self, work: RerankWork, caller: Caller) -> Reranked:
         """Return the documents by their score: the model's own, or the cosine with the query. Raises DomainError."""
-        model = self._model(work.model, rerankers=True)
         check_rerank(work, prompt_bytes=self._waits.prompt_bytes)
-        ready = await model.embedder.ready(wait_s=self._waits.load_s)
-        with _span("rerank", model.entry.name, ready) as span:
-            if model.is_reranker:
+        while True:
+            model = self._model(work.model, Kind.RERANK, Kind.EMBEDDING)
+            try:
+                return await self._rerank(model, work, caller)
+            except ReplacedError:
+                continue
+
+    async def _rerank(self, model: Resident, work: RerankWork, caller: Caller) -> Reranked:
+        with _span("rerank", model) as span:
+            if model.served.entry.kind is Kind.RERANK:
                 items = [Item(text=document, query=work.query) for document in work.documents]
                 vectors, tokens = await self._compute(model, items, caller, field="documents")
                 scores = [float(score) for score in vectors[:, 0]]
@@ -112,45 +99,52 @@ class Embeddings:
                 vectors, tokens = await self._compute(model, items, caller, field="query")
                 scores = by_similarity(vectors)
             span.set_attribute("gen_ai.usage.input_tokens", tokens)
-        return Reranked(best(scores, work.top_n), tokens, model.entry.name)
+        return Reranked(best(scores, work.top_n), tokens, model.name)
 
     async def _compute(
-        self, model: EmbeddingModel, items: Sequence[Item], caller: Caller, *, field: str, truncate: bool = False
+        self,
+        model: Resident,
+        items: Sequence[Item],
+        caller: Caller,
+        *,
+        field: str,
+        truncate: bool = False,
+        check: Callable[[EmbedReady], None] = lambda _: None,
     ) -> tuple[Vectors, int]:
         """Return the vectors and how many tokens they took. `field`: of the request, whose item is at fault if one is."""
+        use = self._residents.use(
+            model,
+            Asker(caller.tier, caller.client, caller.request_id, may_wait=True),
+            on_queued=lambda _position, _eta_ms: None,
+            on_loading=lambda _progress: None,
+        )
+        embedder = model.embedder
         try:
-            async with (
-                model.embedder.prepare(items, truncate=truncate) as batch,
-                self._permits.permit(
-                    modality="embedding",
-                    tier=caller.tier,
-                    principal=caller.client,
-                    request_id=caller.request_id,
-                ),
-            ):
-                return await batch.compute(wait_s=self._waits.load_s), batch.tokens
+            ready = embedder.report.ready
+            if ready is not None and self._residents.is_usable(model):
+                check(ready)
+                # Tokenized before the permit is asked for, so that nobody holds one meanwhile.
+                async with embedder.prepare(items, truncate=truncate) as batch, use:
+                    return await batch.compute(wait_s=self._waits.load_s), batch.tokens
+            async with use:
+                check(await embedder.ready(wait_s=self._waits.load_s))
+                async with embedder.prepare(items, truncate=truncate) as batch:
+                    return await batch.compute(wait_s=self._waits.load_s), batch.tokens
         except UnfitInputError as error:
             raise unfit(_place(field, error.place), tokens=error.tokens, limit=error.limit) from None
 
-    def _model(self, name: str, *, rerankers: bool) -> EmbeddingModel:
-        """Return the model of that name; "" is the first, of `rerankers` if there are any and they are preferred."""
+    def _model(self, name: str, *kinds: Kind) -> Resident:
+        """Return the model of that name; "" is the first of the first kind that there is one of."""
         if self.draining:
             raise DomainError(Reason.DRAINING, "the service is stopping", retry_after_ms=5_000)
-        if not name:
-            fitting = [model for model in self.models if model.is_reranker is rerankers]
-            found = [*fitting, *(model for model in self.models if rerankers)]
-        else:
-            found = [model for model in self.models if name in (model.entry.name, *model.entry.aliases)]
-        if found:
-            return found[0]
-        if not self.models:
+        served = [each.served.entry.kind for each in self._residents.catalogue]
+        if not any(kind in served for kind in kinds):
             message = (
                 "no embedding model is configured: set OMNISERVE_EMBEDDING_GGUF, or run `make setup` for the default"
             )
             raise DomainError(Reason.NOT_FOUND, message, field="model")
-        known = ", ".join(repr(model.entry.name) for model in self.models)
-        message = f"there is no embedding model {name[:100]!r}; {known} can be asked for"
-        raise DomainError(Reason.NOT_FOUND, message, field="model", metadata={"model": name[:100]})
+        preferred = next(kind for kind in kinds if kind in served)
+        return self._residents.find(name, *(kinds if name else (preferred,)))
 
 
 def _item(asked: Input) -> Item:
@@ -165,18 +159,18 @@ def _place(field: str, place: int) -> str:
 
 
 @contextmanager
-def _span(operation: str, model: str, ready: EmbedReady) -> Iterator[trace.Span]:
+def _span(operation: str, model: Resident) -> Iterator[trace.Span]:
     """Record a span; costs nothing while tracing is off."""
     if not telemetry.tracing():
         yield trace.INVALID_SPAN
         return
     with telemetry.tracer(__name__).start_as_current_span(
-        f"{operation} {model}",
+        f"{operation} {model.name}",
         attributes={
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "llama.cpp",
-            "gen_ai.request.model": model,
-            "gen_ai.embeddings.dimension.count": ready.width,
+            "gen_ai.request.model": model.name,
+            "gen_ai.embeddings.dimension.count": model.served.file.header.embedding_width,
         },
         record_exception=False,
     ) as span:

@@ -6,9 +6,8 @@ from omniserve.llm.v1 import llm_pb2 as pb
 from services.kit.errors import DomainError, Reason
 from services.llm.core.embed_wire import EmbedCounters
 from services.llm.core.embedding import EmbedWork, Input, RerankWork, Vectors
-from services.llm.core.lifecycle import State
-from services.llm.core.memory import MIB
-from services.llm.embed import Embedded, EmbeddingModel, Reranked
+from services.llm.embed import Embedded, Reranked
+from services.llm.resident import Resident
 from services.llm.translate import STATES
 
 _PACKED_FLOATS: Final = 0x0A  # field 1, length-delimited
@@ -69,31 +68,12 @@ def reranked(answer: Reranked) -> pb.RerankResponse:
     return pb.RerankResponse(results=results, prompt_tokens=answer.tokens, model=answer.model)
 
 
-def model(found: EmbeddingModel) -> pb.Model:
-    """Return a catalogue entry with its state."""
-    report = found.embedder.report
-    file = found.file
-    return pb.Model(
-        name=found.entry.name,
-        aliases=found.entry.aliases,
-        kind=pb.MODEL_KIND_RERANK if found.is_reranker else pb.MODEL_KIND_EMBEDDING,
-        state=STATES[report.state],
-        context_tokens=found.input_tokens,
-        size_mib=-(-file.size // MIB),
-        parameters=file.header.parameters,
-        quantisation=file.header.quantisation,
-        failure=report.failure if report.state is State.FAILED else None,
-        created_unix_s=file.made_unix_s,
-        embedding_dimensions=None if found.is_reranker else found.width,
-    )
-
-
-def status(found: EmbeddingModel, now: EmbedCounters) -> pb.EngineStatus:
+def status(found: Resident, now: EmbedCounters) -> pb.EngineStatus:
     """Return the state of a model's host; its steps prefill and never decode."""
     report = found.embedder.report
     ready = report.ready
     answer = pb.EngineStatus(
-        model=found.entry.name,
+        model=found.name,
         state=STATES[report.state],
         host_pid=report.pid,
         active_sequences=now.waiting,
@@ -106,7 +86,7 @@ def status(found: EmbeddingModel, now: EmbedCounters) -> pb.EngineStatus:
         crashes_total=report.crashes,
         decode_ms_total=now.compute_us // 1000,
         stuck=report.stuck,
-        placement=pb.Placement(gpu_layers_asked=found.gpu_layers_asked),
+        placement=pb.Placement(gpu_layers_asked=_layers_asked(found)),
     )
     if ready is not None:
         answer.placement.MergeFrom(
@@ -122,3 +102,8 @@ def status(found: EmbeddingModel, now: EmbedCounters) -> pb.EngineStatus:
             )
         )
     return answer
+
+
+def _layers_asked(found: Resident) -> int | None:
+    asked = found.served.engine.gpu_layers
+    return asked if asked is not None and asked >= 0 else None

@@ -77,9 +77,9 @@ class Generator:
             work.options,
             vocabulary=vocabulary.vocabulary,
             defaults=resident.served.sampling,
-            speculates=resident.served.engine.speculation.draft > 0,
+            speculates=resident.served.chat.speculation.draft > 0,
         )
-        adapters = adapter_set(work.options.adapters, tuple(resident.served.engine.loras))
+        adapters = adapter_set(work.options.adapters, tuple(resident.served.chat.loras))
         prompt = await self.prompt(work.content, resident, vocabulary)
         # Before it waits for anything: nobody should queue for a model only to hear that the prompt is too long.
         limits = fit_context(options, prompt_tokens=len(prompt.tokens), context_tokens=resident.context_tokens)

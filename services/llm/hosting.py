@@ -161,7 +161,7 @@ class Hosting:
 
     def usable(self, resident: Resident) -> bool:
         """Return whether a request may use a model now."""
-        return self._residency.usable(resident.key) and resident.engine.report.state is State.READY
+        return self._residency.usable(resident.key) and resident.host.report.state is State.READY
 
     @contextmanager
     def waiting(self, resident: Resident, tier: str) -> Iterator[Wait]:
@@ -292,7 +292,10 @@ class Hosting:
                 await self._load(resident)
                 return
             async with self._permits.permit(
-                modality="llm", tier=_TIERS[ask.rank], principal="llm", request_id=f"load {resident.name}"
+                modality=resident.served.modality,
+                tier=_TIERS[ask.rank],
+                principal="llm",
+                request_id=f"load {resident.name}",
             ):
                 await self._load(resident)
         except DomainError as error:
@@ -316,14 +319,14 @@ class Hosting:
         """Run a model's host until it is cancelled or the load is given up."""
         try:
             async with self._leases.lease(resident.name, size_mib=resident.served.need_mib):
-                await resident.engine.supervise()
+                await resident.host.supervise()
         except EngineUnusableError:
             if resident.is_required:
                 raise
         except DomainError as refused:
             self.fail(resident, refused)
             return
-        why = resident.engine.report.failure or "its host died"
+        why = resident.host.report.failure or "its host died"
         resident.failures += 1
         now_s = self._clock.monotonic()
         pause_s = self._back_off.pause_s(resident.failures + 1)
@@ -352,7 +355,7 @@ class Hosting:
         self._poke()
 
     def _state_changed(self, resident: Resident) -> None:
-        state = resident.engine.report.state
+        state = resident.host.report.state
         if state is State.READY:
             self._residency.loaded(resident.key, self._clock.monotonic())
         self.on_change()

@@ -25,7 +25,7 @@ class Operations:
     async def load(self, resident: Resident) -> None:
         """Have a model in memory. Raises DomainError `engine_failed` or `no_capacity`."""
         with self._hosting.waiting(resident, OPERATOR) as wait:
-            while resident.engine.report.state is not State.READY:
+            while resident.host.report.state is not State.READY:
                 if wait.error is not None:
                     raise wait.error
                 seat = self._hosting.seat(resident)
@@ -56,7 +56,7 @@ class Operations:
         """
         async with self._operating:
             old = self._residents.find("", Kind.CHAT)
-            if old.served.runs_like(served) and old.engine.report.state is State.READY:
+            if old.served.runs_like(served) and old.host.report.state is State.READY:
                 return old
             was_loaded = self._hosting.seat(old).phase is not Phase.ABSENT
             with self._hosting.held(old):

@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
+from services.llm.adapters.embedder import Embedder
 from services.llm.adapters.engine import Engine, EngineLimits
 from services.llm.adapters.text import TextHost
+from services.llm.core.embed_wire import EmbedConfig
 from services.llm.core.lifecycle import State
 from services.llm.served import Served
 
@@ -21,6 +24,33 @@ class Trouble:
 
     error: DomainError
     until_s: float
+
+
+class HostReport(Protocol):
+    """What is known about a host without asking it."""
+
+    @property
+    def state(self) -> State:
+        """Whether it can serve."""
+
+    @property
+    def progress(self) -> float | None:
+        """How far its load is, 0 to 1."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why it failed."""
+
+
+class Host(Protocol):
+    """A model's host process as the residency needs it."""
+
+    @property
+    def report(self) -> HostReport:
+        """What is known about it."""
+
+    async def supervise(self) -> None:
+        """Keep it running until cancelled; when this is left, however, there is none any more."""
 
 
 class Resident:
@@ -56,7 +86,13 @@ class Resident:
         self.failures = 0
         self._on_state = on_state
         self._changed = asyncio.Event()
-        self.engine = Engine(served.engine, limits, clock, environ=environ, on_state=self._hear)
+        self._engine: Engine | None = None
+        self._embedder: Embedder | None = None
+        self.host: Host
+        if isinstance(served.engine, EmbedConfig):
+            self.host = self._embedder = Embedder(served.engine, limits, clock, environ=environ, on_state=self._hear)
+        else:
+            self.host = self._engine = Engine(served.engine, limits, clock, environ=environ, on_state=self._hear)
         self.text = TextHost(served.text, environ=environ)
 
     @property
@@ -65,9 +101,23 @@ class Resident:
         return self.served.entry.name
 
     @property
+    def engine(self) -> Engine:
+        """The host of a model that generates text. Raises TypeError for any other."""
+        if self._engine is None:
+            raise TypeError(f"{self.name} generates no text")
+        return self._engine
+
+    @property
+    def embedder(self) -> Embedder:
+        """The host of a model that makes vectors or scores pairs. Raises TypeError for any other."""
+        if self._embedder is None:
+            raise TypeError(f"{self.name} makes no vectors")
+        return self._embedder
+
+    @property
     def context_tokens(self) -> int:
-        """Most tokens of one request."""
-        ready = self.engine.report.ready
+        """Most tokens of one request, or of one input."""
+        ready = None if self._engine is None else self._engine.report.ready
         return self.served.context_tokens if ready is None else ready.context_tokens
 
     @property

@@ -103,14 +103,15 @@ class Residents:
     def keep(self, resident: Resident) -> None:
         """See to it that a model that must be there is loaded, and loaded again when it has failed."""
         if resident.served.preload:
-            resident.is_required = True
-            self._hosting.vocabularies.start(resident)
+            resident.is_required = resident.served.required
+            if resident.served.entry.kind is Kind.CHAT:
+                self._hosting.vocabularies.start(resident)
             self._owner.start(self._preload(resident), name=f"preload {resident.name}")
 
     async def _preload(self, resident: Resident) -> None:
         while not resident.retired:
             with self._hosting.waiting(resident, OPERATOR) as wait:
-                while not (resident.engine.report.state is State.READY or resident.retired or wait.error):
+                while not (resident.host.report.state is State.READY or resident.retired or wait.error):
                     await resident.changed.wait()
             if wait.error is not None:
                 _log.error("a model that must be there is not", model=resident.name, why=wait.error.message)
@@ -120,7 +121,11 @@ class Residents:
 
     def health_changed(self) -> None:
         """Tell whether every model that must be there has been ready and has not failed since."""
-        self._on_health(all(each.healthy for each in self._catalogue if each.served.preload))
+        self._on_health(all(each.healthy for each in self._catalogue if each.served.required))
+
+    def is_usable(self, resident: Resident) -> bool:
+        """Return whether a model is loaded and open to requests now."""
+        return self._hosting.usable(resident)
 
     # ---- requests ---------------------------------------------------------------------------------------------
 
@@ -146,7 +151,7 @@ class Residents:
             while True:
                 self._check(resident, wait)
                 async with self._permits.ask(
-                    modality="llm",
+                    modality=resident.served.modality,
                     tier=asker.tier,
                     principal=asker.client,
                     request_id=asker.request_id,
@@ -179,7 +184,7 @@ class Residents:
             self._check(resident, wait)
             if wait.left_s <= 0:
                 raise self._late(resident)
-            on_loading(resident.engine.report.progress)
+            on_loading(resident.host.report.progress)
             began_s, changed = self._clock.monotonic(), resident.changed
             try:
                 async with asyncio.timeout(min(wait.left_s, PROGRESS_S)):
@@ -189,7 +194,7 @@ class Residents:
             wait.left_s -= self._clock.monotonic() - began_s
 
     def _late(self, resident: Resident) -> DomainError:
-        report = resident.engine.report
+        report = resident.host.report
         why = f": {report.failure}" if report.failure else ""
         return DomainError(
             Reason.LOADING,

@@ -47,12 +47,13 @@ class ModelSection(Section):
     kind: Literal["chat", "embedding", "rerank"] | None = None
     sampling: SamplingSection = SamplingSection()
     system: str | None = None
-    ctx: int | None = Field(default=None, ge=256)
+    ctx: int | None = Field(default=None, ge=16)
     request_ctx: int | None = Field(default=None, ge=0)
     contexts: int | None = Field(default=None, ge=1, le=128)
     warm_prefixes: int | None = Field(default=None, ge=0, le=255)
     ngl: Literal["auto"] | int | None = None
     kv_type: KvType | None = None
+    pooling: Literal["mean", "cls", "last"] | None = None
     threads: int | None = Field(default=None, ge=0, le=512)
     ttl_s: float = Field(default=0, ge=0)
     pin: bool = False

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final, Literal
 
 import msgspec
 
@@ -12,10 +13,16 @@ from services.kit.config import ConfigError, Document, Fault
 from services.llm.adapters import model_file
 from services.llm.adapters.model_file import ModelFile, ModelFileError
 from services.llm.core.catalogue import Entry, Kind, entry, repeated
+from services.llm.core.embed_wire import EmbedConfig
 from services.llm.core.memory import MIB, need_mib
 from services.llm.core.wire import EngineConfig, Sampling, SpeculationRules, TextConfig
 from services.llm.sections import ModelSection, ModelsSection
 from services.llm.settings import LlmSettings
+
+DEFAULT_EMBEDDING: Final = "all-MiniLM-L6-v2.Q8_0.gguf"
+"""What set-up puts into the models folder."""
+_LEAST_CELLS: Final = 256
+_CHAT_ONLY: Final = frozenset({"sampling", "system", "request_ctx", "contexts", "warm_prefixes", "kv_type", "loras"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,32 +30,43 @@ class Served:
     """A model of the catalogue. `system`: message for chats that bring none; None leaves it to the template.
 
     `ttl_s`: how long it stays in memory idle, 0 for ever. `pinned`: it never makes room for another. `preload`: it is loaded
-    at the start, and the service is ready only when it is. `is_fixed`: its name was given, not taken from the file.
+    at the start. `required`: the service is ready only with it. `is_fixed`: its name was given, not taken from the file.
     `loras_bytes`: size of its adapters' files.
     """
 
     entry: Entry
     file: ModelFile
-    engine: EngineConfig
+    engine: EngineConfig | EmbedConfig
     text: TextConfig
     sampling: Sampling
     system: str | None
     ttl_s: float = 0.0
     pinned: bool = False
     preload: bool = False
+    required: bool = False
     is_fixed: bool = True
     loras_bytes: int = 0
 
     @property
+    def chat(self) -> EngineConfig:
+        """How its host runs. Raises TypeError for a model that generates no text."""
+        if isinstance(self.engine, EmbedConfig):
+            raise TypeError(f"{self.entry.name} generates no text")
+        return self.engine
+
+    @property
+    def modality(self) -> str:
+        """What its requests ask admission for."""
+        return "llm" if self.entry.kind is Kind.CHAT else "embedding"
+
+    @property
     def need_mib(self) -> int:
-        """Memory it takes, MiB: as large as its files, and its KV cache."""
+        """Memory it takes, MiB: as large as its files, and its KV cache where it has one."""
+        size = self.file.size + self.loras_bytes
+        if isinstance(self.engine, EmbedConfig):
+            return -(-size // MIB)
         config = self.engine
-        return need_mib(
-            self.file.header,
-            file_bytes=self.file.size + self.loras_bytes,
-            cells=config.context_cells,
-            kv_type=config.kv_type,
-        )
+        return need_mib(self.file.header, file_bytes=size, cells=config.context_cells, kv_type=config.kv_type)
 
     @property
     def developer_role(self) -> bool:
@@ -58,6 +76,8 @@ class Served:
     @property
     def context_tokens(self) -> int:
         """Most tokens of one request, as far as is known before it is loaded."""
+        if isinstance(self.engine, EmbedConfig):
+            return self.engine.input_tokens
         config = self.engine
         limits = (config.context_cells, config.context_tokens, self.file.header.context_tokens)
         return min(limit for limit in limits if limit > 0)
@@ -80,11 +100,18 @@ def read_served(settings: LlmSettings) -> tuple[Served, ...]:
     document = config.read(settings.config)
     sections = document.section("models", ModelsSection)
     if not sections:
-        return (from_settings(settings),)
+        return (from_settings(settings), *embeddings_of(settings))
     if settings.gguf is not None:
         message = "and OMNISERVE_LLM_GGUF both say what is served; keep one of them"
         raise ConfigError([document.fault(("models",), message)])
-    return _from_sections(settings, document, sections)
+    found = _from_sections(settings, document, sections)
+    if all(each.entry.kind is Kind.CHAT for each in found):
+        found += embeddings_of(settings)
+    elif settings.embedding_gguf not in {"", "none"} or settings.rerank_gguf is not None:
+        message = "and OMNISERVE_EMBEDDING_GGUF or OMNISERVE_RERANK_GGUF both say what makes vectors; keep one of them"
+        raise ConfigError([document.fault(("models",), message)])
+    _check_memory(settings.memory_mib, document, found)
+    return found
 
 
 def from_settings(settings: LlmSettings) -> Served:
@@ -99,6 +126,7 @@ def from_settings(settings: LlmSettings) -> Served:
         system=settings.system(),
         pinned=True,
         preload=True,
+        required=True,
         is_fixed=bool(settings.model_name),
     )
 
@@ -118,11 +146,15 @@ def _from_sections(settings: LlmSettings, document: Document, sections: Sequence
     for place, name, owner in repeated(entries):
         field = "name" if name == sections[place].name else "aliases"
         faults.append(document.fault(("models", place, field), f"{name!r} is a name of {owner!r} already"))
-    if not faults:
-        faults += _misfits(settings.memory_mib, document, found)
     if faults:
         raise ConfigError(faults)
     return tuple(found)
+
+
+def _check_memory(budget_mib: int, document: Document, found: Sequence[Served]) -> None:
+    faults = list(_misfits(budget_mib, document, found))
+    if faults:
+        raise ConfigError(faults)
 
 
 def _misfits(budget_mib: int, document: Document, found: Sequence[Served]) -> Iterator[Fault]:
@@ -147,8 +179,12 @@ def _from_section(settings: LlmSettings, folder: Path, section: ModelSection) ->
     file = model_file.read(folder / section.path.expanduser())
     kind = Kind(section.kind or file.header.kind)
     if kind is not Kind.CHAT:
-        raise ValueError(f"is of kind {kind.value}; only models that generate text can be served here")
+        return _embedding(settings, section, file, kind)
+    if section.pooling is not None:
+        raise ValueError("has `pooling`, which is for models that make vectors")
     names = ("ctx", "request_ctx", "contexts", "warm_prefixes", "ngl", "kv_type", "threads")
+    if section.ctx is not None and section.ctx < _LEAST_CELLS:
+        raise ValueError(f"has `ctx` {section.ctx}; a model that generates text needs {_LEAST_CELLS} at least")
     own = {name: value for name in names if (value := getattr(section, name)) is not None}
     theirs = settings.model_copy(update=own)
     if (misfit := theirs.misfit()) is not None:
@@ -169,6 +205,100 @@ def _from_section(settings: LlmSettings, folder: Path, section: ModelSection) ->
         ttl_s=section.ttl_s,
         pinned=section.pin,
         preload=section.preload,
+        required=section.preload,
+    )
+
+
+def _embedding(settings: LlmSettings, section: ModelSection, file: ModelFile, kind: Kind) -> Served:
+    for name in _CHAT_ONLY & section.model_fields_set:
+        raise ValueError(f"is of kind {kind.value} and has `{name}`, which is for models that generate text")
+    if (kind is Kind.RERANK) != (file.header.pooling == "rank"):
+        raise ValueError(f"is of kind {kind.value}, but its file pools by {file.header.pooling or 'nothing'}")
+    return embedding(
+        settings,
+        file,
+        Entry(section.name, tuple(dict.fromkeys(section.aliases)), kind),
+        pooling=section.pooling or "",
+        ctx=section.ctx,
+        ngl=section.ngl,
+        threads=section.threads,
+        ttl_s=section.ttl_s,
+        pinned=section.pin,
+        preload=section.preload,
+        required=section.preload,
+    )
+
+
+def embeddings_of(settings: LlmSettings) -> tuple[Served, ...]:
+    """Return the embedding models of the settings; they are loaded at the start and stay. Raises ModelFileError."""
+    found = []
+    path = embedding_path(settings)
+    if path is not None:
+        file = model_file.read(path)
+        kind = Kind.RERANK if settings.embedding_pooling == "auto" and file.header.pooling == "rank" else Kind.EMBEDDING
+        pooling = "" if settings.embedding_pooling == "auto" else settings.embedding_pooling
+        named = replace(entry(file.path.stem, name="", aliases=()), kind=kind)
+        found.append(embedding(settings, file, named, pooling=pooling, pinned=True, preload=True))
+    if settings.rerank_gguf is not None:
+        file = model_file.read(settings.rerank_gguf)
+        if file.header.pooling != "rank":
+            raise ModelFileError(f"{settings.rerank_gguf}: no cross-encoder: its pooling type is not rank")
+        named = replace(entry(file.path.stem, name="", aliases=()), kind=Kind.RERANK)
+        found.append(embedding(settings, file, named, pooling="", pinned=True, preload=True))
+    return tuple(found)
+
+
+def embedding_path(settings: LlmSettings) -> Path | None:
+    """Return the embedding model's file: the one that is set, or the default if set-up has made it."""
+    if settings.embedding_gguf == "none":
+        return None
+    if settings.embedding_gguf:
+        return Path(settings.embedding_gguf)
+    default = settings.models_dir / DEFAULT_EMBEDDING
+    return default if default.exists() else None
+
+
+def embedding(
+    settings: LlmSettings,
+    file: ModelFile,
+    named: Entry,
+    *,
+    pooling: str,
+    ctx: int | None = None,
+    ngl: Literal["auto"] | int | None = None,
+    threads: int | None = None,
+    ttl_s: float = 0.0,
+    pinned: bool = False,
+    preload: bool = False,
+    required: bool = False,
+) -> Served:
+    """Return a model that makes vectors or scores pairs; what is None is as the settings say."""
+    asked_ctx = settings.embedding_ctx if ctx is None else ctx
+    layers = settings.embedding_ngl if ngl is None else ngl
+    config = EmbedConfig(
+        path=str(file.path),
+        layers=file.header.layers,
+        input_tokens=min(asked_ctx, file.header.context_tokens or asked_ctx),
+        batch_tokens=settings.embedding_batch,
+        pooling=pooling,
+        threads=settings.embedding_threads if threads is None else threads,
+        cores=settings.compute_threads(),
+        shares_cores=settings.ngl == 0,
+        gpu_layers=None if layers == "auto" else layers,
+        keep_free_mib=settings.ngl_auto_keep_free_mb,
+        allow_cpu_fallback=settings.allow_cpu_fallback,
+    )
+    return Served(
+        entry=named,
+        file=file,
+        engine=config,
+        text=text_config(settings, file),
+        sampling=sampling(settings),
+        system=None,
+        ttl_s=ttl_s,
+        pinned=pinned,
+        preload=preload,
+        required=required,
     )
 
 

@@ -133,17 +133,13 @@ class LlmServicer(llm_pb2_grpc.LlmServiceServicer):
     @override
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         """See the contract."""
-        models = [translate.model(each) for each in self._residents.catalogue]
-        return pb.ListModelsResponse(models=[*models, *map(embed_translate.model, self._embeddings.models)])
+        return pb.ListModelsResponse(models=[translate.model(each) for each in self._residents.catalogue])
 
     @override
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         """See the contract."""
-        hosted = [each for each in self._residents.catalogue if each.engine.report.state is not State.AVAILABLE]
-        counted = await asyncio.gather(*(each.engine.counters(wait_s=_COUNTERS_WAIT_S) for each in hosted))
-        engines = [translate.status(each, now) for each, now in zip(hosted, counted, strict=True)]
-        others = await self._embeddings.counters(wait_s=_COUNTERS_WAIT_S)
-        engines += [embed_translate.status(model, counts) for model, counts in others]
+        hosted = [each for each in self._residents.catalogue if each.host.report.state is not State.AVAILABLE]
+        engines = await asyncio.gather(*(_status(each) for each in hosted))
         return pb.GetStatusResponse(engines=engines, draining=self._generator.draining)
 
     async def drain(self) -> None:
@@ -152,6 +148,12 @@ class LlmServicer(llm_pb2_grpc.LlmServiceServicer):
         self._embeddings.draining = True
         for session in self._sessions:
             session.drain()
+
+
+async def _status(resident: Resident) -> pb.EngineStatus:
+    if resident.served.entry.kind is Kind.CHAT:
+        return translate.status(resident, await resident.engine.counters(wait_s=_COUNTERS_WAIT_S))
+    return embed_translate.status(resident, await resident.embedder.counters(wait_s=_COUNTERS_WAIT_S))
 
 
 def _work(model: str, content: Chat | Completion, options: pb.Options, context: Context) -> Work:

@@ -224,7 +224,7 @@ def failed(error: DomainError) -> pb.Failed:
 
 def model(resident: Resident) -> pb.Model:
     """Return a catalogue entry with its state."""
-    served, report = resident.served, resident.engine.report
+    served, report = resident.served, resident.host.report
     header = served.file.header
     return pb.Model(
         name=served.entry.name,
@@ -241,7 +241,7 @@ def model(resident: Resident) -> pb.Model:
         ttl_ms=round(served.ttl_s * 1000),
         pinned=served.pinned,
         memory_mib=served.need_mib,
-        adapters=served.engine.loras,
+        adapters=served.chat.loras if served.entry.kind is Kind.CHAT else (),
     )
 
 
@@ -252,7 +252,7 @@ def tokens(ids: Sequence[int]) -> npt.NDArray[np.int32]:
 
 def status(resident: Resident, now: Counters) -> pb.EngineStatus:
     """Return the state of a model's engine."""
-    report, config = resident.engine.report, resident.served.engine
+    report, config = resident.engine.report, resident.served.chat
     total = add_counters(report.past, now)
     return pb.EngineStatus(
         model=resident.name,

@@ -35,6 +35,7 @@ def mesh(make_mesh, tmp_path_factory):
     with make_mesh(
         folder / "run",
         OMNISERVE_CONFIG=str(folder / "omniserve.yaml"),
+        OMNISERVE_EMBEDDING_GGUF="none",
         OMNISERVE_LLM_MEMORY_MIB="200",
         OMNISERVE_LLM_TURN_S="1",
         OMNISERVE_LLM_SWAP_DIR=str(swaps),

@@ -9,11 +9,11 @@ import pytest
 from services.llm.core.embed_plan import StepRoom
 from services.llm.core.embed_wire import Computed, Item, Prepare, Unfit
 from services.llm.core.wire import pack_tokens
-from services.llm.embed_build import embedding_path
 from services.llm.host.embed_context import EmbedContext
 from services.llm.host.embed_engine import EmbedEngine, Job
 from services.llm.host.embed_role import Reader
 from services.llm.host.llama import Model, start_backend
+from services.llm.served import embedding_path
 from services.llm.settings import LlmSettings
 
 SENTENCES = (

@@ -9,17 +9,19 @@ import gguf
 import grpc
 import numpy as np
 import pytest
+import yaml
 
 from omniserve.admission.v1 import admission_pb2, admission_pb2_grpc
 from omniserve.llm.v1 import llm_pb2 as pb
 from omniserve.llm.v1 import llm_pb2_grpc
 from services.kit.channels import open_channel
 from services.kit.errors import DomainError, Reason, from_rpc_error
+from services.llm.adapters.model_file import default_path
 from services.llm.core.embed_wire import Item
-from services.llm.embed_build import embedding_path
 from services.llm.host.embed_context import EmbedContext
 from services.llm.host.embed_role import Reader
 from services.llm.host.llama import Model, start_backend
+from services.llm.served import embedding_path
 from services.llm.settings import LlmSettings
 
 NAME = "all-MiniLM-L6-v2"
@@ -273,3 +275,43 @@ async def test_without_a_model_the_refusal_says_what_would_bring_one(llm_pair):
         assert error.reason is Reason.NOT_FOUND
         assert "OMNISERVE_EMBEDDING_GGUF" in error.message
         assert (await refusal(stub.Rerank(pb.RerankRequest(query="q", documents=["a"]), timeout=60))).field == "model"
+
+
+def test_a_model_of_the_catalogue_that_makes_vectors_is_loaded_when_asked_for_and_leaves_when_idle(
+    start_llm, model_path, tmp_path
+):
+    models = [
+        {"name": "talks", "path": str(default_path()), "ctx": 512},
+        {"name": "vectors", "path": str(model_path), "aliases": ["ada"], "ttl_s": 1},
+    ]
+    (tmp_path / "omniserve.yaml").write_text(yaml.safe_dump({"models": models}))
+
+    async def scenario(pair) -> None:
+        async with pair.channel() as channel:
+            stub = llm_pb2_grpc.LlmServiceStub(channel)
+
+            async def state() -> int:
+                listed = (await stub.ListModels(pb.ListModelsRequest())).models
+                assert [each.name for each in listed] == ["talks", "vectors"]
+                assert (listed[1].kind, listed[1].embedding_dimensions) == (pb.MODEL_KIND_EMBEDDING, 384)
+                return listed[1].state
+
+            assert await state() == pb.MODEL_STATE_AVAILABLE
+            request = pb.EmbedRequest(model="ada", inputs=[pb.EmbedInput(text="hello")])
+            answer = await stub.Embed(request, timeout=200)
+            assert (answer.model, len(answer.vectors[0].values)) == ("vectors", 384)
+            again = await stub.Embed(request, timeout=200)
+            assert list(again.vectors[0].values) == pytest.approx(list(answer.vectors[0].values), abs=1e-3)
+            ranked = await stub.Rerank(pb.RerankRequest(query="a", documents=["a", "xyz"]), timeout=200)
+            assert [each.index for each in ranked.results] == [0, 1]
+            async with asyncio.timeout(100):
+                while await state() != pb.MODEL_STATE_AVAILABLE:
+                    await asyncio.sleep(0.1)
+            call = stub.Embed(pb.EmbedRequest(model="talks", inputs=[pb.EmbedInput(text="hello")]))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            error = from_rpc_error(caught.value)
+            assert (error.reason, error.field) == (Reason.INVALID_REQUEST, "model")
+
+    with start_llm(OMNISERVE_CONFIG=str(tmp_path / "omniserve.yaml"), OMNISERVE_LLM_LOAD_WAIT_S="200") as pair:
+        asyncio.run(scenario(pair))

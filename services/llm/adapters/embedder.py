@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,6 +28,7 @@ from services.llm.core.embed_wire import (
     Unfit,
 )
 from services.llm.core.embedding import Vectors, floats
+from services.llm.core.lifecycle import State
 
 ROLE: Final = Role("embed", FromEmbedder, EmbedReady)
 _FLOAT_BYTES: Final = 4
@@ -62,7 +63,7 @@ class _Request:
 
 
 class Embedder:
-    """Supervises one embedding host."""
+    """Supervises one embedding host. `on_state` hears of every change of state."""
 
     def __init__(
         self,
@@ -71,8 +72,9 @@ class Embedder:
         clock: Clock,
         *,
         environ: Mapping[str, str],
+        on_state: Callable[[State], None],
     ) -> None:
-        ears = Ears(self._hear, self._bury, self._work)
+        ears = Ears(on_state, self._hear, self._bury, self._work)
         self._keeper: Keeper[EmbedReady] = Keeper(ROLE, config, limits, clock, ears, environ=environ)
         self._requests: dict[int, _Request] = {}
         self._numbers = itertools.count(1)

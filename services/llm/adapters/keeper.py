@@ -31,11 +31,12 @@ class Role(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Ears:
-    """Who is told. `message`: what the host says while it serves; `death`: why it died.
+    """Who is told. `state`: of every change; `message`: what the host says while it serves; `death`: why it died.
 
     `work`: asked for the number of requests the host is at; one that has work must not be silent.
     """
 
+    state: Callable[[State], None]
     message: Callable[[Any], None]
     death: Callable[[str], None]
     work: Callable[[], int]
@@ -48,6 +49,7 @@ class Report(Generic[R]):
     state: State = State.AVAILABLE
     pid: int | None = None
     ready: R | None = None
+    progress: float | None = None
     failure: str | None = None
     crashes: int = 0
     stuck: bool = False
@@ -77,6 +79,7 @@ class Keeper(Generic[R]):
         self._changed = asyncio.Event()
         self._heard_s = 0.0
         self._serving_from_s: float | None = None
+        self._refused = False
         self._unusable: str | None = None
 
     @property
@@ -107,25 +110,52 @@ class Keeper(Generic[R]):
             self._host.send(message)
 
     async def supervise(self) -> None:
-        """Keep a host running until cancelled. Raises EngineUnusableError when trying again is pointless."""
+        """Keep a host running until cancelled; when this is left, however, there is none any more.
+
+        Returns when the load is given up. Raises EngineUnusableError when trying again is pointless.
+        """
         failures = 0
-        while True:
-            self._enter(Event.START)
-            self._heard_s = self._clock.monotonic()
-            self._serving_from_s = None
-            host = await HostProcess[Any].start(self._role.name, self._role.messages, self._hear, environ=self._environ)
-            self._host, self.report.pid = host, host.pid
-            try:
-                host.send(self._config)
-                why = await self._watch(host)
-            finally:
-                self._host, self.report.pid = None, None
-                await host.stop()
-            now_s = self._clock.monotonic()
-            served_s = 0.0 if self._serving_from_s is None else now_s - self._serving_from_s
-            failures = self._limits.back_off.failures(failures, served_s=served_s)
-            self._bury(why)
-            await asyncio.sleep(self._limits.back_off.pause_s(failures))
+        try:
+            while True:
+                self._enter(Event.START)
+                served_s = await self._serve()
+                failures = self._limits.back_off.failures(failures, served_s=served_s)
+                if self._limits.loads is not None and (self._refused or failures >= self._limits.loads):
+                    return
+                await asyncio.sleep(self._limits.back_off.pause_s(failures))
+        except asyncio.CancelledError:
+            self._retire()
+            raise
+
+    async def _serve(self) -> float:
+        """Run one host to its end; return how long it served, seconds."""
+        self._heard_s = self._clock.monotonic()
+        self._serving_from_s, self._refused = None, False
+        host = await HostProcess[Any].start(self._role.name, self._role.messages, self._hear, environ=self._environ)
+        self._host, self.report.pid = host, host.pid
+        try:
+            host.send(self._config)
+            why = await self._watch(host)
+        except asyncio.CancelledError:
+            if self.report.state is State.LOADING:
+                host.kill()  # while it loads it does not hear the socket close
+            self._enter(Event.STOP)
+            raise
+        finally:
+            self._host, self.report.pid = None, None
+            await host.stop()
+        now_s = self._clock.monotonic()
+        served_s = 0.0 if self._serving_from_s is None else now_s - self._serving_from_s
+        self._bury(why)
+        return served_s
+
+    def _retire(self) -> None:
+        """Note that the host was ended on purpose."""
+        if self.report.state in {State.LOADING, State.FAILED}:
+            self._enter(Event.STOP)
+        self._settle("it was unloaded")
+        if self.report.state is State.UNLOADING:
+            self._enter(Event.STOPPED)
 
     async def _watch(self, host: HostProcess[Any]) -> str:
         """Wait for the host's end and return how it came; a host that is stuck is killed."""
@@ -149,13 +179,14 @@ class Keeper(Generic[R]):
         self._heard_s = self._clock.monotonic()
         report = self.report
         if isinstance(message, Loading):
-            return  # a sign of life
-        if isinstance(message, self._role.ready):
-            report.ready, report.failure = message, None
+            report.progress = message.progress
+            self._tell()
+        elif isinstance(message, self._role.ready):
+            report.ready, report.failure, report.progress = message, None, None
             self._serving_from_s = self._heard_s
             self._enter(Event.LOADED)
         elif isinstance(message, LoadFailed):
-            report.failure = message.message
+            report.failure, self._refused = message.message, True
             self._unusable = message.message if message.permanent else None
             self._enter(Event.LOAD_FAILED)
         else:
@@ -173,10 +204,19 @@ class Keeper(Generic[R]):
             self._enter(Event.DIED)
         else:
             _log.error("model did not load", role=self._role.name, why=report.failure)
-        report.ready, report.stuck = None, False
+        self._settle(why)
+
+    def _settle(self, why: str) -> None:
+        """Forget what was true of a host that is gone."""
+        report = self.report
+        report.ready, report.progress, report.stuck = None, None, False
         self._ears.death(why)
 
     def _enter(self, event: Event) -> None:
         self.report.state = after(self.report.state, event)
+        self._ears.state(self.report.state)
+        self._tell()
+
+    def _tell(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()

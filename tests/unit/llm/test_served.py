@@ -7,6 +7,7 @@ import pytest
 from services.kit.config import ConfigError
 from services.llm.adapters.model_file import default_path
 from services.llm.core.catalogue import Kind
+from services.llm.core.embed_wire import EmbedConfig
 from services.llm.served import Served, read_served
 from services.llm.settings import LlmSettings
 
@@ -14,7 +15,7 @@ from services.llm.settings import LlmSettings
 def read(tmp_path: Path, text: str, **settings: object) -> tuple[Served, ...]:
     file = tmp_path / "omniserve.yaml"
     file.write_text(text.replace("SMOL", str(default_path())))
-    return read_served(LlmSettings(config=file, **settings))  # type: ignore[arg-type]
+    return read_served(LlmSettings(**{"config": file, "embedding_gguf": "none"} | settings))  # type: ignore[arg-type]
 
 
 def faults(tmp_path: Path, text: str, **settings: object) -> list[str]:
@@ -28,7 +29,7 @@ def test_without_the_section_the_one_model_of_the_settings_is_served(tmp_path: P
     assert only.entry.name == "SmolLM2-135M-Instruct"
     assert (only.pinned, only.preload, only.ttl_s) == (True, True, 0)
     assert only.system == "Answer questions correctly."
-    assert only == read_served(LlmSettings())[0]
+    assert only == read_served(LlmSettings(embedding_gguf="none"))[0]
 
 
 def test_a_model_takes_the_service_s_settings_where_it_has_none_of_its_own(tmp_path: Path) -> None:
@@ -56,13 +57,13 @@ def test_a_model_takes_the_service_s_settings_where_it_has_none_of_its_own(tmp_p
         ctx=1024,
         top_p=0.9,
     )
-    assert (first.engine.context_cells, first.engine.slots, first.engine.gpu_layers) == (1024, 16, None)
+    assert (first.chat.context_cells, first.chat.slots, first.chat.gpu_layers) == (1024, 16, None)
     assert (first.sampling.temperature, first.sampling.top_p, first.system) == (1.0, 0.9, None)
     assert (first.ttl_s, first.pinned, first.preload) == (0, False, False)
     assert second.entry.names == ("own", "a", "b")
     assert second.entry.kind is Kind.CHAT
     assert (second.sampling.temperature, second.sampling.top_p, second.sampling.top_k) == (0.2, 0.9, 5)
-    engine = second.engine
+    engine = second.chat
     assert (engine.context_cells, engine.context_tokens, engine.slots, engine.warm_sequences) == (512, 300, 2, 1)
     assert (engine.gpu_layers, engine.kv_type, engine.flash_attention, engine.threads) == (0, "q8_0", "on", 1)
     assert second.context_tokens == 300
@@ -94,13 +95,28 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ),
         ("models:\n- {name: m, path: none.gguf}", "2: models[0].path: TMP/none.gguf: No such file or directory"),
         ("models:\n- {name: m, path: omniserve.yaml}", "2: models[0].path: TMP/omniserve.yaml: no GGUF file"),
-        ("models:\n- {name: m, path: SMOL, ctx: 5}", "2: models[0].ctx: input should be greater than or equal to 256"),
+        ("models:\n- {name: m, path: SMOL, ctx: 5}", "2: models[0].ctx: input should be greater than or equal to 16"),
+        (
+            "models:\n- {name: m, path: SMOL, ctx: 99}",
+            "2: models[0]: has `ctx` 99; a model that generates text needs 256",
+        ),
+        (
+            "models:\n- {name: m, path: SMOL, pooling: cls}",
+            "2: models[0]: has `pooling`, which is for models that make",
+        ),
         ("models:\n- {name: m, path: SMOL, contexts: 9, warm_prefixes: 255}", "2: models[0]: OMNISERVE_LLM_CONTEXTS"),
         (
             "models:\n- name: m\n  path: SMOL\n  sampling: {top_p: 0}",
             "4: models[0].sampling.top_p: input should be greater than 0",
         ),
-        ("models:\n- {name: m, path: SMOL, kind: embedding}", "2: models[0]: is of kind embedding"),
+        (
+            "models:\n- {name: m, path: SMOL, kind: rerank}",
+            "2: models[0]: is of kind rerank, but its file pools by nothing",
+        ),
+        (
+            "models:\n- {name: m, path: SMOL, kind: embedding, system: x}",
+            "2: models[0]: is of kind embedding and has `system`",
+        ),
         ("models:\n- {name: 'a  b', path: SMOL}", "2: models[0].name: "),
     ],
 )
@@ -135,3 +151,32 @@ def test_models_that_run_alike_need_no_new_host(tmp_path: Path) -> None:
     (larger,) = read(tmp_path, text.replace("}", ", ctx: 512}"))
     assert before.runs_like(renamed)
     assert not before.runs_like(larger)
+
+
+def test_a_model_that_makes_vectors_takes_the_embedding_settings(tmp_path: Path) -> None:
+    text = "models:\n- {name: talks, path: SMOL}\n- {name: vectors, path: SMOL, kind: embedding, pooling: last, ctx: 100, ttl_s: 9}"
+    talks, vectors = read(tmp_path, text, embedding_threads=2)
+    assert vectors.entry.kind is Kind.EMBEDDING
+    assert isinstance(vectors.engine, EmbedConfig)
+    assert (vectors.engine.pooling, vectors.engine.input_tokens, vectors.engine.threads) == ("last", 100, 2)
+    assert (vectors.context_tokens, vectors.ttl_s, vectors.modality) == (100, 9, "embedding")
+    assert talks.modality == "llm"
+    assert vectors.need_mib < talks.need_mib, "it has no cache to speak of"
+    with pytest.raises(TypeError):
+        _ = vectors.chat
+
+
+def test_the_settings_embedding_model_stands_beside_a_catalogue_that_has_none(tmp_path: Path) -> None:
+    file = tmp_path / "vectors.gguf"
+    file.symlink_to(default_path())
+    talks, vectors = read(tmp_path, "models: [{name: talks, path: SMOL}]", embedding_gguf=str(file))
+    assert (vectors.entry.kind, vectors.pinned, vectors.preload, vectors.required) == (
+        Kind.EMBEDDING,
+        True,
+        True,
+        False,
+    )
+    assert talks.entry.kind is Kind.CHAT
+    both = "models:\n- {name: talks, path: SMOL}\n- {name: v, path: SMOL, kind: embedding}"
+    (fault,) = faults(tmp_path, both, embedding_gguf=str(file))
+    assert "both say what makes vectors" in fault
