@@ -100,7 +100,12 @@ def read_served(settings: LlmSettings) -> tuple[Served, ...]:
     document = config.read(settings.config)
     sections = document.section("models", ModelsSection)
     if not sections:
-        return (from_settings(settings), *embeddings_of(settings))
+        found = (from_settings(settings), *embeddings_of(settings))
+        needed_mib = sum(each.need_mib for each in found)
+        if 0 < settings.memory_mib < needed_mib:
+            message = f"is {settings.memory_mib}; the models of the settings, which stay, need {needed_mib}"
+            raise ConfigError([Fault("", None, "OMNISERVE_LLM_MEMORY_MIB", message)])
+        return found
     if settings.gguf is not None:
         message = "and OMNISERVE_LLM_GGUF both say what is served; keep one of them"
         raise ConfigError([document.fault(("models",), message)])

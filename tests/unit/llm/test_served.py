@@ -144,6 +144,11 @@ def test_models_that_the_memory_is_too_small_for_are_refused_at_once(tmp_path: P
     assert "those to preload need" in faults(tmp_path, both, memory_mib=2 * need - 1)[-1]
 
 
+def test_memory_that_is_too_small_for_the_model_of_the_settings_is_refused_at_once(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, "keys: []", memory_mib=50)
+    assert fault.startswith("None: OMNISERVE_LLM_MEMORY_MIB: is 50; the models of the settings, which stay, need")
+
+
 def test_models_that_run_alike_need_no_new_host(tmp_path: Path) -> None:
     text = "models: [{name: m, path: SMOL}]"
     (before,) = read(tmp_path, text)
