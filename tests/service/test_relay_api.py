@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,10 +89,18 @@ class Rig:
 
     async def waiting(self) -> int:
         """Return how many wait for a permit."""
+        return sum(pool.waiting for pool in await self._pools())
+
+    async def idle(self) -> None:
+        """Wait until no permit is held: Envoy tells admission of an exchange's end a moment after its caller has the answer."""
+        while any(pool.permits for pool in await self._pools()):
+            await asyncio.sleep(0.02)
+
+    async def _pools(self) -> Sequence[admission_pb2.PoolStatus]:
         address = self.environ["OMNISERVE_ADMISSION_LISTEN"]
         async with open_channel(address, caller="facade", state_dir=self.state_dir) as channel:
             stub = admission_pb2_grpc.AdmissionServiceStub(channel)
-            return sum(pool.waiting for pool in (await stub.GetStatus(admission_pb2.GetStatusRequest())).pools)
+            return (await stub.GetStatus(admission_pb2.GetStatusRequest())).pools
 
 
 @contextmanager
@@ -607,6 +615,27 @@ async def test_a_forwarded_request_waits_its_turn_in_the_same_line(rig, jobs):
     answer, _ = await waiting
     assert answer.status == 200
     await holding
+
+
+async def test_a_forwarded_request_that_may_not_wait_is_refused_while_the_device_is_taken(rig, relay, jobs):
+    mark = new_mark()
+    holding = asyncio.create_task(asyncio.to_thread(rig.speak, "hold", **{"x-mark": mark}))
+    await asyncio.to_thread(rig.workers.one, mark)
+    before = (await status(relay, "tts")).overflow_total
+    for route in ("forecast.forecasts", "tts.speech"):
+        first = head(route, headers=[("x-do", "json")], may_wait=False)
+        error = await refused(
+            read_out(aiter(jobs.Forward(iter([first, relay_pb2.ForwardRequest(body=b"{}")]), timeout=60)))
+        )
+        assert error.reason is Reason.SATURATED
+        assert error.retry_after_ms >= 1_000
+    assert await rig.waiting() == 0
+    assert (await status(relay, "tts")).overflow_total == before, "nobody went elsewhere"
+    rig.workers.release(mark)
+    await holding
+    await rig.idle()
+    answer, _ = await forward(jobs, head("forecast.forecasts", headers=[("x-do", "json")], may_wait=False), b"{}")
+    assert answer.status == 200
 
 
 @pytest.mark.parametrize(
