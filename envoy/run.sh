@@ -109,6 +109,14 @@ while file=$(missing) && [ -n "$file" ]; do
   pause 0.1
 done
 
+# Envoy shares memory between generations under a name made of its id, and leaves it behind. That of a run that was killed goes
+# at the next start.
+forget_shared_memory() {
+  local id
+  read -r id 2>/dev/null <"$state/envoy/base-id" || [ -n "${id:-}" ] || return 0
+  rm -f "/dev/shm/envoy_shared_memory_${id}0" "$state/envoy/base-id" # Envoy counts in tens
+}
+
 # begin EPOCH: starts an Envoy, the first or one that takes over from the one before; sets pid.
 begin() {
   local id=(--use-dynamic-base-id --base-id-path "$state/envoy/base-id")
@@ -141,10 +149,11 @@ take_over() {
 }
 
 epoch=0
+forget_shared_memory
 begin $epoch
 keep_access_log_small &
 keeper=$!
-trap 'kill "$keeper" 2>/dev/null' EXIT
+trap 'kill "$keeper" 2>/dev/null; forget_shared_memory' EXIT
 
 status=0
 while [ "$signals" -eq 0 ] && alive; do

@@ -125,7 +125,7 @@ class Starter:
         path = self._folder / f"{name}.json"
         path.write_text(json.dumps(config))
         binary = str(Path(sys.executable).with_name("envoy"))
-        options = ("--concurrency", str(threads), "-l", "error", "--use-dynamic-base-id")
+        options = ("--concurrency", str(threads), "-l", "error", "--disable-hot-restart")
         return self._run(name, os.environ, binary, "-c", str(path), *options)
 
     def _run(self, name: str, environ: Mapping[str, str], *command: str) -> int:

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import httpx
 import psutil
@@ -29,6 +30,11 @@ def envoy_of(door):
     return next(child for child in psutil.Process(door.wrapper.pid).children() if child.name() == "envoy")
 
 
+def shared_memory_of(door):
+    number = (door.state_dir / "envoy" / "base-id").read_text()
+    return Path(f"/dev/shm/envoy_shared_memory_{number}0")  # noqa: S108 - where Envoy puts it
+
+
 def test_sigterm_lets_a_stream_end_while_new_connections_are_refused(open_door, tmp_path, wait_until):
     with open_door(tmp_path) as door, httpx.stream("GET", f"{door.public_url}/stream", timeout=30) as stream:
         lines = stream.iter_lines()
@@ -39,7 +45,10 @@ def test_sigterm_lets_a_stream_end_while_new_connections_are_refused(open_door, 
         assert door.wrapper.poll() is None
         httpx.get(f"{door.facade_url}/end-streams")
         assert [line for line in lines if line] == ["data: [DONE]"]
+        memory = shared_memory_of(door)
+        assert memory.exists()
         assert door.wrapper.wait(20) == 0
+        assert not memory.exists()
 
 
 def test_a_second_sigterm_ends_the_waiting(open_door, tmp_path, wait_until):
@@ -115,15 +124,21 @@ def test_a_configuration_that_is_no_good_leaves_the_old_envoy_in_place(open_door
 
 def test_a_crashed_envoy_ends_its_wrapper_with_a_failure(open_door, tmp_path):
     with open_door(tmp_path) as door:
+        memory = shared_memory_of(door)
         os.kill(envoy_of(door).pid, signal.SIGKILL)
         assert door.wrapper.wait(60) not in {0, None}
+        assert not memory.exists()
 
 
-def test_envoy_does_not_outlive_a_killed_wrapper(open_door, tmp_path, wait_until):
+def test_envoy_does_not_outlive_a_killed_wrapper_and_the_next_start_cleans_up(open_door, tmp_path, wait_until):
     with open_door(tmp_path) as door:
-        envoy = envoy_of(door)
+        envoy, left = envoy_of(door), shared_memory_of(door)
         door.wrapper.kill()
         wait_until(lambda: not envoy.is_running() or envoy.status() == psutil.STATUS_ZOMBIE, "Envoy is gone")
+        assert left.exists()
+    with open_door(tmp_path) as door:
+        assert not left.exists()
+        assert shared_memory_of(door) != left
 
 
 def test_the_wrapper_refuses_to_start_without_tokens(tmp_path):

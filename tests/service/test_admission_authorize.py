@@ -181,7 +181,7 @@ def open_door(
                 "-l",
                 "error",
             ]
-            envoy += ["--use-dynamic-base-id"]
+            envoy += ["--disable-hot-restart"]
             stack.enter_context(process(envoy, {**path, "OMNISERVE_EDGE_TOKEN": token}, folder / "envoy.log"))
 
             def restart() -> None:
