@@ -119,6 +119,7 @@ def _values(settings: EdgeSettings) -> dict[str, Node]:
         "VRAM_ENDPOINTS": _endpoints("vram", settings.vram_address),
         "RELAY_ENDPOINTS": _endpoints("relay", settings.relay_address),
         "ADMIN_ENDPOINTS": _endpoints("envoy_admin", f"127.0.0.1:{settings.admin_port}"),
+        "GATE_TRACES": {"exact": "traceparent"} if settings.otlp_endpoint else None,
         "TRACING": _tracing(settings.traced_percent) if settings.otlp_endpoint else None,
         "COLLECTOR_ENDPOINTS": _collector(settings.otlp_endpoint),
     }

@@ -8,18 +8,21 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from google.protobuf.message import DecodeError
 from typing_extensions import override
 
-from services.admission import gate_messages
+from services.admission import gate_messages, spans
 from services.admission.core.gating import Admissible, Answer, not_understood, receive, refused
 from services.admission.core.intake import Intake
 from services.admission.core.model import Event, Granted, Refusal, Rejected
 from services.admission.keeper import Keeper
 from services.kit.callouts import Call, Callouts
 from services.kit.http2 import Line, Opener
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 # Routes times tiers times clients, with and without a body. More than this are decided anew.
@@ -40,16 +43,16 @@ class Gate:
         """Return what takes calls, by path."""
         return {f"/{SERVICE}/Process": partial(_Exchange, self)}
 
-    def receive(self, message: bytes) -> tuple[Admissible | Answer, str]:
-        """Return what a request may do, and its id."""
-        key, request_id = gate_messages.apart(message)
-        found = self._known.get(key)
+    def receive(self, message: bytes) -> tuple[Admissible | Answer, gate_messages.Apart]:
+        """Return what a request may do, and what is its own in its message."""
+        own = gate_messages.apart(message)
+        found = self._known.get(own.message)
         if found is None:
             found = self._decide(message)
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
-            self._known[key] = found
-        return found, request_id
+            self._known[own.message] = found
+        return found, own
 
     def _decide(self, message: bytes) -> Admissible | Answer:
         try:
@@ -106,12 +109,13 @@ class Lost:
 class _Exchange(Call):
     """One HTTP exchange."""
 
-    __slots__ = ("_gate", "_request_id", "_ticket", "is_let_in", "upstream")
+    __slots__ = ("_gate", "_request_id", "_span", "_ticket", "is_let_in", "upstream")
 
     def __init__(self, gate: Gate, line: Line, number: bytes) -> None:
         super().__init__(line, number)
         self._gate = gate
         self._request_id = ""
+        self._span: Span | None = None
         self._ticket: int | None = None
         self.is_let_in = False
         self.upstream = ""
@@ -123,14 +127,19 @@ class _Exchange(Call):
             if answer is not None:
                 self.send(answer)
             return
-        decided, self._request_id = self._gate.receive(data)
+        decided, own = self._gate.receive(data)
+        self._request_id = own.request_id
         if isinstance(decided, Answer):
             self.send(gate_messages.instead(decided, self._request_id))
         elif self._ticket is None:
             self.upstream = decided.upstream
+            if own.traceparent:
+                self._span = spans.waiting(own.traceparent, decided.ask)
             self._ticket = self._gate.keeper.attend(decided.ask, self._hear)
 
     def _hear(self, _ticket: int, event: Event) -> None:
+        if self._span is not None:
+            spans.heard(self._span, event)
         if type(event) is Granted:
             self.is_let_in = True
             self.send(self._gate.letting_in[self._gate.keeper.side])
@@ -141,6 +150,7 @@ class _Exchange(Call):
 
     @override
     def over(self) -> None:
+        spans.over(self._span, "withdrawn")
         if self._ticket is not None:
             self._gate.keeper.leave(self._ticket)
 

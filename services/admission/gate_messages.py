@@ -33,24 +33,36 @@ class Head(NamedTuple):
     client: str
 
 
-def apart(message: bytes) -> tuple[bytes, str]:
-    """Return a request's message without its request id and trace, and the id.
+class Apart(NamedTuple):
+    """A request's message without what is different for every request, and that: its id and its trace, "" for none."""
+
+    message: bytes
+    request_id: str
+    traceparent: str
+
+
+def apart(message: bytes) -> Apart:
+    """Return a request's message taken apart.
 
     What is left is the same for equal asks, so it is what the gate remembers decisions by. No header value holds the
     control characters that it is found by: Envoy refuses such requests.
     """
-    if _TRACE_START in message:
-        start = message.index(_TRACE_START) + len(_TRACE_START)
-        message = message[:start] + message[start + _TRACE_LENGTH :]
+    traceparent = ""
+    found = message.find(_TRACE_START)
+    if found >= 0:
+        start, stop = found + len(_TRACE_START), found + len(_TRACE_START) + _TRACE_LENGTH
+        traceparent = message[start:stop].decode("ascii", "replace")
+        message = message[:start] + message[stop:]
     found = message.find(_ID_START)
     if found < 0:
-        return message, ""
+        return Apart(message, "", traceparent)
     start = found + len(_ID_START)
     length = message[start]
     if length > _LONGEST_ID:
-        return message, ""
+        return Apart(message, "", traceparent)
     stop = start + 1 + length
-    return message[:start] + message[stop:], message[start + 1 : stop].decode("ascii", "replace")
+    request_id = message[start + 1 : stop].decode("ascii", "replace")
+    return Apart(message[:start] + message[stop:], request_id, traceparent)
 
 
 def head(message: bytes) -> Head:

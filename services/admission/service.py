@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import grpc.aio
+from opentelemetry.trace import Span
 from typing_extensions import override
 
 from omniserve.admission.v1 import admission_pb2 as pb
 from omniserve.admission.v1 import admission_pb2_grpc
-from services.admission import translate
+from services.admission import spans, translate
 from services.admission.core.desk import Held
 from services.admission.core.intake import Intake, InvalidAskError
 from services.admission.core.model import Ask, Event, Modality, Refusal, Rejected
@@ -50,12 +51,14 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
         if first is None or not first.HasField("ask"):
             raise DomainError(Reason.INVALID_REQUEST, "the first message must be 'ask'", field="ask")
         ask = self._resolve(first.ask)
+        span = spans.waiting(first.ask.traceparent or telemetry.current_traceparent(), ask)
         ticket, inbox = self._keeper.ask(ask)
         async with asyncio.TaskGroup() as tasks:
             reader = tasks.create_task(self._read_single(ticket, request_iterator, inbox))
             try:
-                await self._tell_single(ask, inbox, context)
+                await self._tell_single(ask, inbox, span, context)
             finally:
+                spans.over(span, "withdrawn")
                 self._keeper.leave(ticket)  # here, so that the next in line does not wait for this stream's end
                 reader.cancel()
 
@@ -71,8 +74,9 @@ class AdmissionServicer(admission_pb2_grpc.AdmissionServiceServicer):
         self._keeper.leave(ticket)
         inbox.events.put_nowait(None)
 
-    async def _tell_single(self, ask: Ask, inbox: Inbox, context: Context) -> None:
+    async def _tell_single(self, ask: Ask, inbox: Inbox, span: Span | None, context: Context) -> None:
         async for number, event in inbox.news():
+            spans.heard(span, event)
             kind, message = translate.told(event, ask, self._keeper.desk.permit_id(number))
             await context.write(pb.AcquireResponse(**{kind: message}))  # type: ignore[arg-type]
             if isinstance(event, Rejected):
@@ -161,6 +165,7 @@ class _Conversation:
         self._session_id = session_id
         self._inbox = Inbox()
         self._asks: dict[int, Ask] = {}
+        self._spans: dict[int, Span] = {}
 
     async def open(self, opening: pb.SessionOpen, service: str) -> None:
         """Open or resume the session; the caller's token says which service it belongs to."""
@@ -182,7 +187,11 @@ class _Conversation:
         """Carry messages both ways until the stream ends."""
         async with asyncio.TaskGroup() as tasks:
             reader = tasks.create_task(self._read(requests))
-            await self._tell(context)
+            try:
+                await self._tell(context)
+            finally:
+                for span in self._spans.values():
+                    spans.over(span, "session lost")
             reader.cancel()
 
     async def _read(self, requests: AsyncIterator[pb.SessionRequest]) -> None:
@@ -192,6 +201,7 @@ class _Conversation:
                     self._ask(request.ask)
                 case "release":
                     self._asks.pop(request.release.ask_id, None)
+                    spans.over(self._spans.pop(request.release.ask_id, None), "withdrawn")
                     self._keeper.session_release(self._session_id, request.release.ask_id)
                 case "park":
                     self._keeper.session_park(self._session_id, request.park.ask_id)
@@ -212,6 +222,8 @@ class _Conversation:
             return
         try:
             self._asks[request.ask_id] = ask
+            if (span := spans.waiting(request.ask.traceparent, ask)) is not None:
+                self._spans[request.ask_id] = span
             self._keeper.session_ask(self._session_id, request.ask_id, ask)
         except DuplicateAskError as error:
             raise DomainError(Reason.INVALID_REQUEST, str(error), field="ask.ask_id") from error
@@ -227,6 +239,8 @@ class _Conversation:
             await context.write(pb.SessionResponse(event=self._event(ask_id, event)))
 
     def _event(self, ask_id: int, event: Event) -> pb.SessionEvent:
+        if self._spans and spans.heard(self._spans.get(ask_id), event):
+            self._spans.pop(ask_id, None)
         if isinstance(event, Rejected):
             self._asks.pop(ask_id, None)
             kept = pb.SessionEvent(ask_id=ask_id)

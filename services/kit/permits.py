@@ -159,6 +159,7 @@ class PermitClient:
             units=units,
             wait_ms=wait_ms,
             pool=pool,
+            traceparent=telemetry.current_traceparent(),
         )
         self._last_ask += 1
         asking = self._asking[self._last_ask] = Asking(self._last_ask, ask, on_queued, send=self._send, wait=self._wait)

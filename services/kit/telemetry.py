@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 from opentelemetry import trace
+from opentelemetry.propagate import inject
 
 from services.kit.context import current_request
 
@@ -85,6 +86,15 @@ def tracing_to(provider: "TracerProvider") -> Iterator[None]:
 def tracing() -> bool:
     """Return whether spans are recorded at all."""
     return _state.provider is not None
+
+
+def current_traceparent() -> str:
+    """Return the W3C trace context of the current span; "" outside of one and while tracing is off."""
+    if not tracing():
+        return ""
+    carrier: dict[str, str] = {}
+    inject(carrier)
+    return carrier.get("traceparent", "")
 
 
 def tracer(name: str) -> trace.Tracer:
