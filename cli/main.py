@@ -88,7 +88,7 @@ def status(
     from cli.status import run
 
     settings = read_settings()
-    urls = [url] if url else [settings.operator_url, settings.url]
+    urls = [url] if url else [settings.operator_door, settings.public_door]
     raise typer.Exit(run([base_url(each) for each in urls], settings, as_json=as_json, watch=watch))
 
 
@@ -110,7 +110,7 @@ def upstreams(
     from cli.upstreams import run
 
     settings = read_settings()
-    raise typer.Exit(run(base_url(url or settings.operator_url), settings, as_json=as_json))
+    raise typer.Exit(run(base_url(url or settings.operator_door), settings, as_json=as_json))
 
 
 @app.command()
@@ -145,7 +145,14 @@ def chat(
     options = ChatOptions(
         model=model, temperature=temperature, max_tokens=max_tokens, tier=tier.value if tier else None
     )
-    run.run(prompt, system=system, options=options, url=base_url(url or settings.url), stats=stats, settings=settings)
+    run.run(
+        prompt,
+        system=system,
+        options=options,
+        url=base_url(url or settings.public_door),
+        stats=stats,
+        settings=settings,
+    )
 
 
 @app.command()
@@ -166,7 +173,7 @@ def vram(
     from cli.vram import run
 
     settings = read_settings()
-    raise typer.Exit(run(base_url(url or settings.operator_url), settings, as_json=as_json, watch=watch))
+    raise typer.Exit(run(base_url(url or settings.operator_door), settings, as_json=as_json, watch=watch))
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -216,7 +223,7 @@ def lease(
         tenant=tenant,
         reclaim=reclaim,
     )
-    raise typer.Exit(run(base_url(url or settings.operator_url), wish, command, settings))
+    raise typer.Exit(run(base_url(url or settings.operator_door), wish, command, settings))
 
 
 @app.command()
@@ -247,7 +254,7 @@ def list_models(
     if local:
         listing.list_local(settings.models_dir, as_json=as_json)
     else:
-        listing.list_served(base_url(url or settings.url), settings, as_json=as_json)
+        listing.list_served(base_url(url or settings.public_door), settings, as_json=as_json)
 
 
 @models.command("pull")
@@ -292,7 +299,7 @@ def load_model(model: OptionalModel = None, *, url: OperatorUrl = None) -> None:
     from cli.settings import base_url, read_settings
 
     settings = read_settings()
-    orders.run(base_url(url or settings.operator_url), settings, "load", {"model": model})
+    orders.run(base_url(url or settings.operator_door), settings, "load", {"model": model})
 
 
 @models.command("unload")
@@ -310,7 +317,7 @@ def unload_model(
 
     settings = read_settings()
     wait_ms = None if wait is None else round(wait * 1000)
-    orders.run(base_url(url or settings.operator_url), settings, "unload", {"model": model, "wait_ms": wait_ms})
+    orders.run(base_url(url or settings.operator_door), settings, "unload", {"model": model, "wait_ms": wait_ms})
 
 
 @models.command("swap")
@@ -333,7 +340,7 @@ def swap_model(
 
     settings = read_settings()
     body = {"path": path, "ngl": ngl, "ctx": ctx, "contexts": contexts}
-    orders.run(base_url(url or settings.operator_url), settings, "swap", body)
+    orders.run(base_url(url or settings.operator_door), settings, "swap", body)
 
 
 @keys.command("create")

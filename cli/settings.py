@@ -17,9 +17,24 @@ class CliSettings(ServiceSettings):
 
     service: ClassVar[str] = "cli"
 
-    url: str = knob("http://127.0.0.1:8791", "Address of the public front door.")
+    url: str = knob("", "Address of the public front door; empty means the one on this machine.")
     operator_url: str = knob(
-        "http://127.0.0.1:8792", "Address of the operator's front door, which shows more; `status` asks it first."
+        "",
+        "Address of the operator's front door, which shows more; `status` asks it first. Empty means the one on this machine.",
+    )
+    port: int = knob(
+        8791,
+        "Port of this machine's public front door, as the front door has it.",
+        aliases=("OMNISERVE_EDGE_PORT", "OMNISERVE_PORT"),
+        ge=1,
+        le=65535,
+    )
+    operator_port: int = knob(
+        8792,
+        "Port of this machine's operator front door, as the front door has it.",
+        aliases=("OMNISERVE_EDGE_OPERATOR_PORT",),
+        ge=1,
+        le=65535,
     )
     api_key: SecretStr = knob(
         SecretStr(""), "Key shown to the front door; empty sends none.", aliases=("OMNISERVE_API_KEY",), secret=True
@@ -37,6 +52,16 @@ class CliSettings(ServiceSettings):
     )
     history: Path = knob(_STATE_HOME / "chat_history", "File of what was typed in interactive chats; mode 0600.")
     connect_timeout_s: float = knob(5.0, "How long to try to connect to the front door.", unit="s", gt=0, le=600)
+
+    @property
+    def public_door(self) -> str:
+        """Where the public front door is: as said, else on this machine."""
+        return self.url or f"http://127.0.0.1:{self.port}"
+
+    @property
+    def operator_door(self) -> str:
+        """Where the operator's front door is: as said, else on this machine."""
+        return self.operator_url or f"http://127.0.0.1:{self.operator_port}"
 
 
 def read_settings() -> CliSettings:

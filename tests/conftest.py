@@ -180,8 +180,6 @@ def mesh_environ(state_dir: Path, **overrides: str) -> dict[str, str]:
         **inherited,
         "OMNISERVE_STATE_DIR": str(state_dir),
         **{f"OMNISERVE_{n}": f"127.0.0.1:{p}" if n.endswith("LISTEN") else str(p) for n, p in ports.items()},
-        "OMNISERVE_CLI_URL": f"http://127.0.0.1:{ports['EDGE_PORT']}",
-        "OMNISERVE_CLI_OPERATOR_URL": f"http://127.0.0.1:{ports['EDGE_OPERATOR_PORT']}",
         **overrides,
     }
 
