@@ -70,7 +70,14 @@ class EdgeSettings(MeshSettings):
     facade_address: Address = knob(
         "127.0.0.1:9100", "Where the facade is called.", aliases=("OMNISERVE_FACADE_ADDRESS",)
     )
-    body_limit_mib: int = knob(80, "Largest request body.", unit="MiB", ge=1, le=4096)
+    body_limit_mib: int = knob(
+        80,
+        "Largest request body.",
+        unit="MiB",
+        aliases=("OMNISERVE_BODY_LIMIT_MIB",),
+        ge=1,
+        le=90,
+    )
     stream_idle_timeout_s: int = knob(
         600, "How long a request may be silent in both directions before it is ended.", unit="s", ge=1, le=86_400
     )

@@ -14,7 +14,14 @@ class FacadeSettings(MeshSettings):
     required_services: tuple[Literal["admission", "jobs", "llm", "vram"], ...] = knob(
         ("admission", "llm"), "Services without which `/readyz` is 503, separated by commas."
     )
-    body_limit_mib: int = knob(80, "Largest request body.", unit="MiB", ge=1, le=90)
+    body_limit_mib: int = knob(
+        80,
+        "Largest request body.",
+        unit="MiB",
+        aliases=("OMNISERVE_BODY_LIMIT_MIB",),
+        ge=1,
+        le=90,
+    )
     llm_wait_s: float = knob(
         30.0, "How long a request waits for a connection to llm, e.g. while it restarts; then 503.", unit="s", ge=0
     )

@@ -78,7 +78,7 @@ def _upstream(reading: Reading, name: str, sections: UpstreamsSection) -> Upstre
         permits=first(reading.given("h3_permits"), section.permits, 0) if name == _MANAGED else section.permits,
         timeout_ms=timeout_ms,
         idle_timeout_ms=idle_timeout_ms,
-        max_body_mib=section.max_body_mib or 80,
+        max_body_mib=section.max_body_mib or reading.settings.body_limit_mib,
         model_label=reading.given(f"{name}_model") or section.model or "",
         prefer_embedded=bool(first(reading.given(f"{name}_prefer_embedded"), section.prefer_embedded)),
         health_path=reading.path(section.health_path or "", ("upstreams", name, "health_path")),

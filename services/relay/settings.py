@@ -99,6 +99,14 @@ class RelaySettings(MeshSettings):
         ge=1,
         le=86_400_000,
     )
+    body_limit_mib: int = knob(
+        80,
+        "Largest request body of an upstream that the file says nothing else about.",
+        unit="MiB",
+        aliases=("OMNISERVE_BODY_LIMIT_MIB",),
+        ge=1,
+        le=90,
+    )
     upstream_idle: int | None = knob(
         None,
         "0 closes each connection to an upstream after its request; any other number keeps as many as were in use at once.",

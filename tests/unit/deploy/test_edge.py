@@ -8,9 +8,13 @@ import yaml
 from deploy.edge import TEMPLATE, render, wrapper_variables, write
 from deploy.edge_settings import EdgeSettings
 from deploy.replies import REPLIES, gate_reply_config, local_reply_config
+from facade.settings import FacadeSettings
+from services.kit.config import Document
 from services.kit.errors import Reason
 from services.kit.settings import SettingsError, load
 from services.relay.adapters.door import read_door
+from services.relay.inputs import assemble
+from services.relay.settings import RelaySettings
 
 
 def rendered(**values):
@@ -59,6 +63,14 @@ def test_the_gate_has_no_address_that_a_process_could_connect_to():
     gate = listener(rendered(), "gate")
     assert "address" not in gate
     assert gate["internal_listener"] == {}
+
+
+def test_one_setting_is_the_largest_body_of_every_room():
+    said = {"OMNISERVE_BODY_LIMIT_MIB": "12"}
+    assert load(EdgeSettings, said).body_limit_mib == load(FacadeSettings, said).body_limit_mib == 12
+    relay = load(RelaySettings, said)
+    upstreams = assemble(relay, Document(), environ={}, route_ids=()).upstreams
+    assert {each.max_body_mib for each in upstreams.values()} == {12}
 
 
 def test_everything_is_told_to_relay_that_routes_must_know(tmp_path):
