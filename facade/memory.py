@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from starlette.types import Receive
 
 from facade.door import Principal
-from facade.peers import told
+from facade.peers import reached, told
 from omniserve.vram.v1 import vram_pb2 as pb
 from omniserve.vram.v1 import vram_pb2_grpc
 from services.kit.channels import call_metadata
@@ -19,17 +19,18 @@ _MARGIN_S: Final = 5.0
 
 
 class VramCalls:
-    """The unary calls to vram. All raise DomainError."""
+    """The unary calls to vram. All raise DomainError. `wait_s`: for a connection; `limit_s`: for an answer."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, limit_s: float) -> None:
+    def __init__(self, channel: grpc.aio.Channel, *, limit_s: float, wait_s: float) -> None:
+        self._channel = channel
+        self._wait_s = wait_s
         self._stub: Any = vram_pb2_grpc.VramServiceStub(channel)
         self._limit_s = limit_s
 
     async def lease(self, request: pb.LeaseRequest, who: Principal, receive: Receive) -> pb.LeaseResponse:
         """Ask for memory; a caller that hangs up while it waits takes nothing. The body must have been read."""
         limit_s = max(self._limit_s, request.wait_ms / 1000 + _MARGIN_S)
-        call = self._stub.Lease(request, timeout=limit_s, metadata=_metadata(who))
-        answer = asyncio.ensure_future(told(call, peer="vram", limit_s=limit_s))
+        answer = asyncio.ensure_future(self._told(self._stub.Lease, request, who, limit_s))
         leaves = asyncio.ensure_future(_hang_up(receive))
         try:
             await asyncio.wait((answer, leaves), return_when=asyncio.FIRST_COMPLETED)
@@ -62,13 +63,11 @@ class VramCalls:
         answer: pb.GetHostMemoryResponse = await self._told(self._stub.GetHostMemory, pb.GetHostMemoryRequest(), who)
         return answer
 
-    async def _told(self, call: Any, request: Message, who: Principal) -> Any:  # noqa: ANN401 - an RPC and its answer
-        answer = call(request, timeout=self._limit_s, metadata=_metadata(who))
-        return await told(answer, peer="vram", limit_s=self._limit_s)
-
-
-def _metadata(who: Principal) -> Any:  # noqa: ANN401 - gRPC's metadata
-    return call_metadata(client=who.client, tier=who.tier, request_id=who.request_id)
+    async def _told(self, call: Any, request: Message, who: Principal, limit_s: float | None = None) -> Any:  # noqa: ANN401 - an RPC and its answer
+        await reached(self._channel, peer="vram", wait_s=self._wait_s)
+        limit_s = limit_s or self._limit_s
+        metadata = call_metadata(client=who.client, tier=who.tier, request_id=who.request_id)
+        return await told(call(request, timeout=limit_s, metadata=metadata), peer="vram", limit_s=limit_s)
 
 
 async def _hang_up(receive: Receive) -> None:

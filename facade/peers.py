@@ -44,12 +44,32 @@ async def told(call: Awaitable[R], *, peer: str, limit_s: float | None, names: N
     raise as_rest(found, names)
 
 
+async def reached(channel: grpc.aio.Channel, *, peer: str, wait_s: float) -> None:
+    """Wait for a connection to a peer that may be restarting, before anything is asked of it. Raises DomainError `loading`."""
+    try:
+        async with asyncio.timeout(wait_s):
+            await channel.channel_ready()
+    except TimeoutError:
+        raise DomainError(Reason.LOADING, f"{peer} cannot be reached; waited {wait_s:g} s for it.") from None
+
+
 class LlmCalls:
-    """The unary calls to llm on behalf of callers. `orders_limit_s`: for the operator's, which wait for loads."""
+    """The unary calls to llm on behalf of callers.
+
+    `wait_s`: for a connection. `orders_limit_s`: for the operator's, which wait for loads.
+    """
 
     def __init__(
-        self, channel: grpc.aio.Channel, clock: Clock, *, limit_s: float, orders_limit_s: float = 900.0
+        self,
+        channel: grpc.aio.Channel,
+        clock: Clock,
+        *,
+        limit_s: float,
+        wait_s: float,
+        orders_limit_s: float = 900.0,
     ) -> None:
+        self._channel = channel
+        self._wait_s = wait_s
         self._stub: Any = llm_pb2_grpc.LlmServiceStub(channel)
         self._admin: Any = llm_pb2_grpc.LlmAdminServiceStub(channel)
         self._orders_limit_s = orders_limit_s
@@ -128,6 +148,8 @@ class LlmCalls:
         limit_s: float | None,
         names: Names = OWN_NAMES,
     ) -> R:
+        wait_s = self._wait_s if limit_s is None else min(self._wait_s, limit_s)
+        await reached(self._channel, peer="llm", wait_s=wait_s)
         metadata = call_metadata(client=who.client, tier=who.tier, request_id=who.request_id)
         answer = call(request, timeout=limit_s, metadata=metadata)
         return await told(answer, peer="llm", limit_s=limit_s, names=names)

@@ -137,7 +137,8 @@ async def _wire(settings: FacadeSettings, owner: Owner, stack: AsyncExitStack) -
         for name, address in addresses.items()
     }
     clock = SystemClock()
-    session = LlmSession(channels["llm"], wait_s=settings.llm_wait_s)
+    limits = {"limit_s": settings.call_limit_s, "wait_s": settings.peer_wait_s}
+    session = LlmSession(channels["llm"], wait_s=settings.peer_wait_s)
     keeper = owner.start(session.run(), name="stream to llm")
     stack.push_async_callback(_end, keeper)
     return Facade(
@@ -145,10 +146,10 @@ async def _wire(settings: FacadeSettings, owner: Owner, stack: AsyncExitStack) -
         owner=owner,
         clock=clock,
         session=session,
-        llm=LlmCalls(channels["llm"], clock, limit_s=settings.call_limit_s),
-        vram=VramCalls(channels["vram"], limit_s=settings.call_limit_s),
+        llm=LlmCalls(channels["llm"], clock, **limits),
+        vram=VramCalls(channels["vram"], **limits),
         peers=Peers(channels, clock, health_limit_s=settings.health_limit_s, status_budget_s=settings.status_budget_s),
-        responses=ResponseStore(channels["jobs"], limit_s=settings.call_limit_s),
+        responses=ResponseStore(channels["jobs"], **limits),
     )
 
 

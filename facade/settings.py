@@ -22,8 +22,11 @@ class FacadeSettings(MeshSettings):
         ge=1,
         le=90,
     )
-    llm_wait_s: float = knob(
-        30.0, "How long a request waits for a connection to llm, e.g. while it restarts; then 503.", unit="s", ge=0
+    peer_wait_s: float = knob(
+        30.0,
+        "How long a request waits for a connection to the service it needs, e.g. while that restarts; then 503.",
+        unit="s",
+        ge=0,
     )
     call_limit_s: float = knob(
         30.0, "How long a short call (models, tokenize, detokenize, kept responses) may take; then 504.", unit="s", gt=0

@@ -8,7 +8,7 @@ import orjson
 from google.protobuf.message import Message
 
 from facade.door import Principal
-from facade.peers import told
+from facade.peers import reached, told
 from facade.translate.failures import Names
 from omniserve.jobs.v1 import jobs_pb2, jobs_pb2_grpc
 from services.kit.channels import call_metadata
@@ -23,9 +23,11 @@ _FOLLOWING: Final = Names({"response_id": "previous_response_id"})
 
 
 class ResponseStore:
-    """Saves, finds and removes responses."""
+    """Saves, finds and removes responses. `wait_s`: for a connection; `limit_s`: for an answer."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, limit_s: float) -> None:
+    def __init__(self, channel: grpc.aio.Channel, *, limit_s: float, wait_s: float) -> None:
+        self._channel = channel
+        self._wait_s = wait_s
         self._stub: Any = jobs_pb2_grpc.JobsStoreServiceStub(channel)
         self._limit_s = limit_s
 
@@ -78,6 +80,7 @@ class ResponseStore:
     async def _ask(
         self, call: Callable[..., Awaitable[R]], request: Message, who: Principal, names: Names = _NAMES
     ) -> R:
+        await reached(self._channel, peer="jobs", wait_s=self._wait_s)
         metadata = call_metadata(client=who.client, tier=who.tier, request_id=who.request_id)
         answer = call(request, timeout=self._limit_s, metadata=metadata)
         return await told(answer, peer="jobs", limit_s=self._limit_s, names=names)

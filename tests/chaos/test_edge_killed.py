@@ -51,10 +51,11 @@ async def test_a_part_that_is_killed_under_load_leaves_nothing_wrong_behind(prox
         assert tally.count()["broken"] == 0, "what runs goes on without admission"
 
 
-@pytest.mark.parametrize("part", ["admission", "relay", "facade"])
+@pytest.mark.parametrize("part", ["admission", "relay", "facade", "llm", "jobs", "vram"])
 async def test_a_part_that_is_restarted_loses_no_request(proxied, part):
     async with (
-        Load(proxied.mesh.public_url, clients=6, seed=len(part)) as load,
+        # Not as background: while chats go on without a pause, the device is never idle, and that is what background waits for.
+        Load(proxied.mesh.public_url, clients=6, seed=len(part), tiers=("paid", "sub", "free")) as load,
         Chats(proxied.mesh.public_url) as chats,
     ):
         for _ in range(RESTARTS):

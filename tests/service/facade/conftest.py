@@ -345,7 +345,7 @@ async def _mesh(state_dir: Path, **overrides: object) -> AsyncIterator[Mesh]:
                 "vram_address": f"127.0.0.1:{vram_port}",
                 "drain_grace_s": 0.3,
                 "comment_every_s": 0.05,
-                "llm_wait_s": 20,
+                "peer_wait_s": 20,
                 **overrides,
             }
         )

@@ -219,11 +219,21 @@ async def test_tokenizing_with_an_unknown_model_is_a_404(mesh):
     assert answer.json()["error"]["code"] == "model_not_found"
 
 
-async def test_without_llm_the_short_calls_are_503_and_tell_no_address(mesh):
-    await mesh.stop_llm()
-    answer = await mesh.http.get("/v1/models")
+async def test_without_llm_the_short_calls_are_503_and_tell_no_address(open_mesh):
+    async with open_mesh(peer_wait_s=0.05) as mesh:
+        await mesh.stop_llm()
+        answer = await mesh.http.get("/v1/models")
     assert answer.status_code == 503
     assert "127.0.0.1" not in answer.text
+
+
+async def test_a_short_call_waits_for_an_llm_that_restarts(mesh):
+    await mesh.stop_llm()
+    asking = asyncio.ensure_future(mesh.http.get("/v1/models"))
+    await asyncio.sleep(0.3)
+    assert not asking.done()
+    await mesh.start_llm()
+    assert (await asking).status_code == 200
 
 
 async def test_a_bug_is_a_500_that_tells_nothing_but_the_request_id(mesh, monkeypatch):

@@ -136,7 +136,8 @@ async def test_there_is_nothing_to_cancel(mesh, create):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "background")
 
 
-async def test_jobs_that_cannot_be_reached_are_said_so(mesh, create):
+async def test_jobs_that_cannot_be_reached_are_said_so(mesh, create, monkeypatch):
+    monkeypatch.setattr(mesh.running.facade.responses, "_wait_s", 0.05)
     await mesh.stop_jobs()
     answer = await create()
     assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "loading")

@@ -204,7 +204,7 @@ async def test_a_request_that_a_stopping_llm_has_not_begun_is_for_the_next_one(m
 
 
 async def test_a_request_that_waited_in_vain_for_llm_is_a_503(open_mesh):
-    async with open_mesh(llm_wait_s=0.05) as mesh:
+    async with open_mesh(peer_wait_s=0.05) as mesh:
         await mesh.stop_llm()
         answer = await mesh.http.post(
             "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}], "stream": True}
