@@ -13,6 +13,7 @@ from facade.routes import (
     generate,
     generations,
     health,
+    holds,
     memory,
     messages,
     models,
@@ -51,6 +52,7 @@ def build_app(facade: Facade, book: TokenBook | None) -> FastAPI:
         tokens.router,
         health.router,
         orders.router,
+        holds.router,
         memory.router,
     )
     for router in routers:

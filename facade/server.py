@@ -13,6 +13,7 @@ import uvicorn
 from typing_extensions import override
 
 from facade.app import build_app
+from facade.holds import HoldCalls
 from facade.memory import VramCalls
 from facade.peers import LlmCalls, Peers
 from facade.session import LlmSession
@@ -148,6 +149,7 @@ async def _wire(settings: FacadeSettings, owner: Owner, stack: AsyncExitStack) -
         session=session,
         llm=LlmCalls(channels["llm"], clock, **limits),
         vram=VramCalls(channels["vram"], **limits),
+        holds=HoldCalls(channels["admission"], **limits),
         peers=Peers(channels, clock, health_limit_s=settings.health_limit_s, status_budget_s=settings.status_budget_s),
         responses=ResponseStore(channels["jobs"], **limits),
     )

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from facade.holds import HoldCalls
 from facade.memory import VramCalls
 from facade.peers import LlmCalls, Peers
 from facade.session import LlmSession
@@ -22,6 +23,7 @@ class Facade:
     session: LlmSession
     llm: LlmCalls
     vram: VramCalls
+    holds: HoldCalls
     peers: Peers
     responses: ResponseStore
     draining: asyncio.Event = field(default_factory=asyncio.Event)

@@ -204,6 +204,23 @@ class ScriptedAdmission(admission_pb2_grpc.AdmissionServiceServicer):
         return admission_pb2.GetStatusResponse(epoch=3, pools=[admission_pb2.PoolStatus(name="gpu0", slots=4)])
 
 
+class ScriptedAdmissionAdmin(admission_pb2_grpc.AdmissionAdminServiceServicer):
+    """Remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    async def Hold(self, request, context):
+        self.asked.append(request)
+        if request.pool == "gpu7":
+            raise DomainError(Reason.NOT_FOUND, "no pool 'gpu7'; there are cpu, gpu0", field="pool")
+        return admission_pb2.HoldResponse(hold_id=request.hold_id or "hold-1", drained=False, in_flight=2)
+
+    async def ReleaseHold(self, request, context):
+        self.asked.append(request)
+        return admission_pb2.ReleaseHoldResponse(released=True)
+
+
 class ScriptedVram(vram_pb2_grpc.VramServiceServicer):
     """Answers what the test says and remembers what it was asked."""
 
@@ -258,6 +275,7 @@ class Mesh:
     stop_llm: Callable[[], "asyncio.Future[None]"]
     start_llm: Callable[[], "asyncio.Future[None]"]
     stop_jobs: Callable[[], "asyncio.Future[None]"]
+    admission_admin: ScriptedAdmissionAdmin
 
     @property
     def url(self) -> str:
@@ -315,11 +333,17 @@ async def _mesh(state_dir: Path, **overrides: object) -> AsyncIterator[Mesh]:
     peers = PeerSettings(state_dir=state_dir, drain_grace_s=0.05)
     servicer, admin = ScriptedLlm(), ScriptedLlmAdmin()
     llm = LlmProcess(peers, servicer, admin)
+    admission_admin = ScriptedAdmissionAdmin()
+
+    def register_admission(server: grpc.aio.Server) -> None:
+        admission_pb2_grpc.add_AdmissionServiceServicer_to_server(ScriptedAdmission(), server)
+        admission_pb2_grpc.add_AdmissionAdminServiceServicer_to_server(admission_admin, server)
+
     admission = running_server(
         name="admission",
         settings=peers,
-        register=lambda server: admission_pb2_grpc.add_AdmissionServiceServicer_to_server(ScriptedAdmission(), server),
-        service_names=("omniserve.admission.v1.AdmissionService",),
+        register=register_admission,
+        service_names=("omniserve.admission.v1.AdmissionService", "omniserve.admission.v1.AdmissionAdminService"),
     )
     scripted_vram = ScriptedVram()
     vram = running_server(
@@ -367,6 +391,7 @@ async def _mesh(state_dir: Path, **overrides: object) -> AsyncIterator[Mesh]:
             llm.stop,
             llm.start,
             jobs.aclose,
+            admission_admin,
         )
 
 
