@@ -25,6 +25,8 @@ upstreams:
     local: {{endpoints: ["{workers.url("stt")}"], min_free_mib: {min_free_mib}}}
     overflow: {{endpoints: ["{workers.url("managed")}"], tiers: all}}
     replay_statuses: [429, 502, 503, 504]
+routes:
+  multimodal.voice_chat: {{timeout_ms: 1000}}
 """
 
 
@@ -49,6 +51,14 @@ def test_the_unified_upstream_serves_what_has_none_of_its_own_under_a_permit(pro
     proxied.wait_idle()
     for path in ("/v1/images/generations", "/generate_image", "/api/v1/image-caption", "/v1/animations/generations"):
         assert proxied.ask(path, "json").json()["worker"] == "everything"
+
+
+def test_a_worker_that_takes_longer_than_its_route_may_is_a_504_and_keeps_no_permit(proxied):
+    mark = new_mark()
+    answer = proxied.ask("/api/v1/voice-chat", "hold", mark=mark)
+    assert (answer.status_code, answer.json()["error"]["reason"]) == (504, "upstream_timeout")
+    assert proxied.workers.tried(mark) == ["everything"]
+    proxied.wait_idle()
 
 
 def test_the_unified_upstream_serves_neither_what_has_its_own_nor_what_an_engine_serves(proxied):
