@@ -133,6 +133,8 @@ async def test_the_description_has_the_fields_that_requests_are_parsed_by(mesh):
         "/v1/gpu/renew",
         "/v1/gpu/release",
         "/v1/host/memory",
+        "/admin/hold",
+        "/admin/release",
         "/admin/llm/load",
         "/admin/llm/unload",
         "/admin/llm/swap",
