@@ -143,9 +143,13 @@ def _collector(endpoint: str) -> Node:
 
 
 def _tracing(percent: float) -> Node:
-    """Return the connection managers' tracing of so many requests. The URL tag is cut to nothing: Envoy would put the query string into it."""
+    """Return the connection managers' tracing of so many requests, and of those whose caller says so in its traceparent.
+
+    Envoy's own share (random_sampling) would apply to the latter too. The URL tag is cut to nothing: Envoy would put the query
+    string into it.
+    """
+    share: Node = {"numerator": round(percent * 10_000), "denominator": "MILLION"}
     return {
-        "random_sampling": {"value": percent},
         "spawn_upstream_span": True,
         "max_path_tag_length": 0,
         "custom_tags": [{"tag": "url.path", "value": "%PATH(NQ:ORIG_OR_PATH)%"}],
@@ -155,9 +159,19 @@ def _tracing(percent: float) -> Node:
                 "@type": "type.googleapis.com/envoy.config.trace.v3.OpenTelemetryConfig",
                 "grpc_service": {"envoy_grpc": {"cluster_name": "collector"}, "timeout": "1s"},
                 "service_name": "envoy",
+                "sampler": _sampler(
+                    "parent_based",
+                    "ParentBased",
+                    wrapped_sampler=_sampler("trace_id_ratio_based", "TraceIdRatioBased", sampling_percentage=share),
+                ),
             },
         },
     }
+
+
+def _sampler(name: str, kind: str, **config: Node) -> Node:
+    extension = f"type.googleapis.com/envoy.extensions.tracers.opentelemetry.samplers.v3.{kind}SamplerConfig"
+    return {"name": f"envoy.tracers.opentelemetry.samplers.{name}", "typed_config": {"@type": extension, **config}}
 
 
 def main() -> int:

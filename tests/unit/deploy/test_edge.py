@@ -98,7 +98,13 @@ def test_without_a_collector_nothing_is_traced():
     assert "tracing" not in connection_manager(rendered(), "public")
     tracing = connection_manager(rendered(otlp_endpoint="http://c:4317", traced_percent=1.0), "public")["tracing"]
     assert tracing["max_path_tag_length"] == 0
-    assert tracing["random_sampling"] == {"value": 1.0}
+    assert "random_sampling" not in tracing, "it would leave out most of what callers want to have traced"
+    sampler = tracing["provider"]["typed_config"]["sampler"]
+    share = sampler["typed_config"]["wrapped_sampler"]["typed_config"]["sampling_percentage"]
+    assert (sampler["name"].rpartition(".")[2], share) == (
+        "parent_based",
+        {"numerator": 10_000, "denominator": "MILLION"},
+    )
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "192.168.1.5", "::"])
