@@ -194,3 +194,54 @@ async def test_who_asks_while_the_broker_is_away_waits_for_it_and_leases_once(tm
         async with running_broker(tmp_path, port=port) as broker:
             assert await asking == 100
             assert (await broker.state()).counters.granted_total == 1
+
+
+async def test_memory_that_is_asked_back_is_refused_shrunk_or_given_up(broker, tmp_path):
+    answers: list[int | None] = [None, 3000, 0]
+    asked: list[tuple[str, int]] = []
+    over = asyncio.Event()
+
+    async def give(_lease, device, mib):
+        asked.append((device, mib))
+        keeps_mib = answers.pop(0)
+        if keeps_mib == 0:
+            over.set()
+        return keeps_mib
+
+    async with AsyncLeaseClient(**arguments(broker, tmp_path)) as client:
+        async with client.lease(9000, device="gpu0", tier="background", on_reclaim=give) as lease:
+            await until(lambda: broker.broker.watchers.has("trainer"))
+            refused = asyncio.ensure_future(broker.lease(2000, "other", reclaim=True, wait_ms=1000))
+            await until(lambda: asked and broker.broker.reclaims.open == {})
+            broker.clock.advance(1)
+            assert not (await refused).granted, "it was not now"
+            assert (await broker.lease(5000, "other", reclaim=True, wait_ms=60_000)).granted
+            assert lease.mib == 3000
+            waiting = asyncio.ensure_future(broker.lease(4000, "third", reclaim=True, wait_ms=60_000))
+            await over.wait()
+        assert (await waiting).granted
+    assert asked == [("gpu0", 1000), ("gpu0", 4000), ("gpu0", 2000)]
+    assert (await broker.state()).counters.reclaims_freed_total == 2
+
+
+async def test_a_thread_gives_memory_back_when_it_is_asked_to(broker, tmp_path):
+    given = threading.Event()
+
+    def give(_lease, device, mib):
+        assert (device, mib) == ("gpu0", 3000)
+        given.set()
+        return 0
+
+    def train():
+        with (
+            LeaseClient(**arguments(broker, tmp_path)) as client,
+            client.lease(9000, device="gpu0", tier="background", on_reclaim=give) as lease,
+        ):
+            assert given.wait(LIMIT_S)
+            assert not lease.is_lost
+
+    training = asyncio.ensure_future(asyncio.to_thread(train))
+    await until(lambda: broker.broker.watchers.has("trainer"))
+    assert (await broker.lease(4000, "other", reclaim=True, wait_ms=60_000)).granted
+    await training
+    assert (await broker.state()).counters.reclaims_freed_total == 1

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 import grpc
 import grpc.aio
@@ -66,6 +66,10 @@ class AsyncLease:
         if self.is_lost:
             raise LeaseLostError(self._state.why_lost)
 
+    def end(self) -> pb.ReleaseRequest:
+        """Return the request that gives it back."""
+        return self._state.end()
+
     async def wait_lost(self) -> None:
         """Wait until the lease is lost."""
         await self._lost.wait()
@@ -75,6 +79,17 @@ class AsyncLease:
         self._state.allocated |= {self.device: mib} if isinstance(mib, int) else mib
         self._state.pid = pid if pid is not None else self._state.pid
         self._wake.set()
+
+    async def listen(self, on_reclaim: "OnReclaim") -> None:
+        """Hear when the memory is asked back, for ever; the client's block runs this."""
+        async for event in self._client.events():
+            asked = self._state.asked_back(event)
+            if asked is None:
+                continue
+            reclaim_id, device, mib = asked
+            keeps_mib = await on_reclaim(self, device, mib)
+            with suppress(grpc.aio.AioRpcError):  # then it is asked again
+                await self._client.call("Renew", self._state.answer(reclaim_id, device, keeps_mib), _GOODBYE_S)
 
     async def keep(self) -> None:
         """Renew until the lease is lost; the client's block runs this."""
@@ -106,6 +121,10 @@ class AsyncLease:
             self._state.regained(answer, sent_at)
         except grpc.aio.AioRpcError as error:
             self._state.failed(_words(error), time.monotonic())
+
+
+OnReclaim: TypeAlias = Callable[[AsyncLease, str, int], Awaitable[int | None]]
+"""Told the lease, the device and how much is asked back, MiB; frees it and returns what is kept, or None for not now."""
 
 
 class AsyncLeaseClient:
@@ -140,8 +159,9 @@ class AsyncLeaseClient:
         wait_s: float = 0.0,
         reclaim: bool = False,
         on_lost: Callable[[AsyncLease], None] | None = None,
+        on_reclaim: OnReclaim | None = None,
     ) -> AsyncIterator[AsyncLease]:
-        """Lease memory for the length of a block; arguments as for LeaseClient.lease.
+        """Lease memory for the length of a block; arguments as for LeaseClient.lease, `on_reclaim` being awaited.
 
         Raises LeaseDeniedError, grpc.aio.AioRpcError. Cancelled while it waits, it takes nothing.
         """
@@ -155,18 +175,21 @@ class AsyncLeaseClient:
             pid=pid,
             wait_s=wait_s,
             reclaim=reclaim,
+            reclaimable=on_reclaim is not None,
         )
         lease = AsyncLease(self, await self._granted(terms))
         keeper = asyncio.ensure_future(lease.keep())
         if on_lost is not None:
             keeper.add_done_callback(lambda done: None if done.cancelled() else on_lost(lease))
+        tasks = [keeper, *([] if on_reclaim is None else [asyncio.ensure_future(lease.listen(on_reclaim))])]
         try:
             yield lease
         finally:
-            keeper.cancel()
-            await asyncio.wait([keeper])
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             with suppress(grpc.aio.AioRpcError):  # the TTL ends it then
-                await self.call("Release", pb.ReleaseRequest(lease_id=lease.lease_id), _GOODBYE_S)
+                await self.call("Release", lease.end(), _GOODBYE_S)
 
     async def _granted(self, terms: Terms) -> Hold:
         ends = time.monotonic() + self._patience_s + terms.wait_s
@@ -186,6 +209,20 @@ class AsyncLeaseClient:
     async def call(self, method: str, request: Any, limit_s: float) -> Any:  # noqa: ANN401 - messages of the contract
         """Call an RPC of omniserve.vram.v1.VramService by name. Raises grpc.aio.AioRpcError."""
         return await getattr(self._stub, method)(request, timeout=limit_s, metadata=self._metadata)
+
+    async def events(self) -> AsyncIterator[pb.WatchResponse]:
+        """Give what the broker tells this tenant, for ever; a connection that breaks is made anew."""
+        while True:
+            watching = self._stub.Watch(pb.WatchRequest(tenant=self.tenant), metadata=self._metadata)
+            try:
+                async for event in watching:
+                    yield event
+            except grpc.aio.AioRpcError as error:
+                if not is_away(error):
+                    raise
+            finally:
+                watching.cancel()
+            await asyncio.sleep(FIRST_PAUSE_S)
 
     async def __aenter__(self) -> Self:
         return self

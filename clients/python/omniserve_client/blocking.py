@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 import grpc
 
@@ -30,16 +30,26 @@ _MARGIN_S: Final = 5.0
 class Lease:
     """A lease that is held. Use it as a context manager: it is released when the block ends."""
 
-    def __init__(self, client: "LeaseClient", state: Hold, on_lost: "Callable[[Lease], None] | None") -> None:
+    def __init__(
+        self,
+        client: "LeaseClient",
+        state: Hold,
+        on_lost: "Callable[[Lease], None] | None",
+        on_reclaim: "OnReclaim | None" = None,
+    ) -> None:
         self._client = client
         self._state = state
         self._on_lost = on_lost
+        self._on_reclaim = on_reclaim
+        self._watching: Any = None
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._wake = threading.Event()
         self._lost = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=f"lease {state.lease_id[:8]}", daemon=True)
         self._thread.start()
+        if on_reclaim is not None:
+            threading.Thread(target=self._listen, name=f"ear {state.lease_id[:8]}", daemon=True).start()
 
     @property
     def lease_id(self) -> str:
@@ -94,10 +104,12 @@ class Lease:
             return
         self._over.set()
         self._wake.set()
+        if self._watching is not None:
+            self._watching.cancel()
         if threading.current_thread() is not self._thread:  # `on_lost` may release, too
             self._thread.join()
         with suppress(grpc.RpcError):  # the TTL ends it then
-            self._client.call("Release", pb.ReleaseRequest(lease_id=self.lease_id), _GOODBYE_S)
+            self._client.call("Release", self._state.end(), _GOODBYE_S)
 
     def __enter__(self) -> Self:
         return self
@@ -115,6 +127,30 @@ class Lease:
             self._lost.set()
             if self._on_lost is not None:
                 self._on_lost(self)
+
+    def _listen(self) -> None:
+        while not self._over.is_set():
+            self._watching = self._client.watch()
+            try:
+                for event in self._watching:
+                    self._hear(event)
+            except grpc.RpcError as error:
+                if not is_away(error):
+                    raise
+            self._over.wait(FIRST_PAUSE_S)
+
+    def _hear(self, event: pb.WatchResponse) -> None:
+        with self._lock:
+            asked = self._state.asked_back(event)
+        if asked is None or self._on_reclaim is None or self._over.is_set():
+            return
+        reclaim_id, device, mib = asked
+        keeps_mib = self._on_reclaim(self, device, mib)
+        with self._lock:
+            request = self._state.answer(reclaim_id, device, keeps_mib)
+        if not self._over.is_set():
+            with suppress(grpc.RpcError):  # then it is asked again
+                self._client.call("Renew", request, _GOODBYE_S)
 
     def _renew(self) -> None:
         sent_at = time.monotonic()
@@ -140,6 +176,10 @@ class Lease:
             self._state.failed(_words(error), time.monotonic())
 
 
+OnReclaim: TypeAlias = Callable[[Lease, str, int], int | None]
+"""Told the lease, the device and how much is asked back, MiB; frees it and returns what is kept, or None for not now."""
+
+
 class LeaseClient:
     """A connection to the broker. `target`: the operator's front door or vram itself, host:port.
 
@@ -160,7 +200,7 @@ class LeaseClient:
         self._patience_s = patience_s
         self._metadata = metadata(token, service_token)
         self._channel = grpc.insecure_channel(target, options=(("grpc.max_reconnect_backoff_ms", 1_000),))
-        self._stub = vram_pb2_grpc.VramServiceStub(self._channel)
+        self._stub: Any = vram_pb2_grpc.VramServiceStub(self._channel)
 
     def lease(
         self,
@@ -175,11 +215,13 @@ class LeaseClient:
         wait_s: float = 0.0,
         reclaim: bool = False,
         on_lost: Callable[[Lease], None] | None = None,
+        on_reclaim: OnReclaim | None = None,
     ) -> Lease:
         """Lease memory: one size, or MiB by device. Raises LeaseDeniedError, grpc.RpcError.
 
         `min_mib`: least that is of use. `wait_s`: how long to wait for room; `reclaim` asks others to make it. `on_lost`
-        is called once, in another thread, when the lease is over although it was in use.
+        is called once, in another thread, when the lease is over although it was in use. `on_reclaim` makes the lease one
+        whose memory may be asked back; it is called in another thread, and who returns 0 ends the lease then.
         """
         terms = Terms(
             tenant=self.tenant,
@@ -191,6 +233,7 @@ class LeaseClient:
             pid=pid,
             wait_s=wait_s,
             reclaim=reclaim,
+            reclaimable=on_reclaim is not None,
         )
         ends = time.monotonic() + self._patience_s + wait_s
         while True:
@@ -205,7 +248,12 @@ class LeaseClient:
             if not response.granted:
                 raise LeaseDeniedError(response)
             # While it waited the answer cannot be older than the wait: the TTL starts with the grant.
-            return Lease(self, hold(terms, response, max(sent_at, time.monotonic() - _MARGIN_S)), on_lost)
+            state = hold(terms, response, max(sent_at, time.monotonic() - _MARGIN_S))
+            return Lease(self, state, on_lost, on_reclaim)
+
+    def watch(self) -> Any:  # noqa: ANN401 - a call that gives WatchResponses
+        """Return the stream of what the broker tells this tenant."""
+        return self._stub.Watch(pb.WatchRequest(tenant=self.tenant), metadata=self._metadata)
 
     def call(self, method: str, request: Any, limit_s: float) -> Any:  # noqa: ANN401 - messages of the contract
         """Call an RPC of omniserve.vram.v1.VramService by name. Raises grpc.RpcError."""

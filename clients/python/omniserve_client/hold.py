@@ -23,6 +23,7 @@ class Hold:
     why_lost: str = ""
     allocated: dict[str, int] = field(default_factory=dict)
     pid: int | None = None
+    reclaim_id: str = ""
     _failures: int = 0
 
     def next_renewal_in(self, now: float) -> float:
@@ -63,6 +64,7 @@ class Hold:
             ttl_s=self.terms.ttl_s,
             purpose=self.terms.purpose,
             pid=self.pid,
+            reclaimable=self.terms.reclaimable,
         )
         return terms.request(self.allocated, wait=False)
 
@@ -75,10 +77,49 @@ class Hold:
         self.lease_id, self.since, self.ttl_s = response.lease_id, sent_at, response.ttl_s
         return True
 
+    def asked_back(self, event: pb.WatchResponse) -> tuple[str, str, int] | None:
+        """Return the request's id, the device and how much is asked back, MiB; None when the event is about no such thing."""
+        if event.HasField("reclaim_requested"):
+            asked = event.reclaim_requested
+            return (asked.reclaim_id, asked.device, asked.size_mib) if asked.lease_id == self.lease_id else None
+        if event.HasField("snapshot"):  # what was asked while nobody listened: how much is not said any more
+            for lease in event.snapshot.leases:
+                if lease.lease_id == self.lease_id and lease.HasField("reclaim_id"):
+                    device, mib = next(iter(self.sizes.items()))
+                    return lease.reclaim_id, device, mib
+        return None
+
+    def answer(self, reclaim_id: str, device: str, keeps_mib: int | None) -> pb.RenewRequest:
+        """Return the answer to a request: None gives nothing back; 0 all, by ending the lease; anything between shrinks it.
+
+        Raises ValueError for more than is held.
+        """
+        if keeps_mib is None:
+            return _answer(self.lease_id, reclaim_id, pb.RECLAIM_ANSWER_BUSY)
+        if not 0 <= keeps_mib <= self.sizes[device]:
+            raise ValueError(f"{keeps_mib} MiB are to be kept of {self.sizes[device]} on {device}")
+        self.reclaim_id = reclaim_id
+        if keeps_mib == 0:
+            return _answer(self.lease_id, reclaim_id, pb.RECLAIM_ANSWER_WORKING)
+        self.sizes[device] = keeps_mib
+        if device in self.allocated:
+            self.allocated[device] = min(keeps_mib, self.allocated[device])
+        request = _answer(self.lease_id, reclaim_id, pb.RECLAIM_ANSWER_FREED)
+        request.items.add(device=device, size_mib=keeps_mib, materialised_mib=self.allocated.get(device))
+        return request
+
+    def end(self) -> pb.ReleaseRequest:
+        """Return the request that gives the lease back."""
+        return pb.ReleaseRequest(lease_id=self.lease_id, reclaim_id=self.reclaim_id or None)
+
     def lose(self, why: str) -> None:
         """Take note that it is over; only the first reason counts."""
         if not self.is_lost:
             self.is_lost, self.why_lost = True, why
+
+
+def _answer(lease_id: str, reclaim_id: str, answer: "pb.ReclaimAnswer.ValueType") -> pb.RenewRequest:
+    return pb.RenewRequest(lease_id=lease_id, reclaim_id=reclaim_id, reclaim_answer=answer)
 
 
 def hold(terms: Terms, response: pb.LeaseResponse, sent_at: float) -> Hold:

@@ -46,6 +46,7 @@ class Terms:
     pid: int | None = None
     wait_s: float = 0.0
     reclaim: bool = False
+    reclaimable: bool = False
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def request(self, allocated: Mapping[str, int], *, wait: bool = True) -> pb.LeaseRequest:
@@ -67,6 +68,7 @@ class Terms:
             pid=self.pid,
             purpose=self.purpose,
             reclaim=self.reclaim,
+            reclaimable=self.reclaimable,
             wait_ms=round(self.wait_s * 1000) if wait else None,
             idempotency_key=self.key,
         )
