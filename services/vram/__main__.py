@@ -20,6 +20,7 @@ from services.vram.core.ledger import Ledger
 from services.vram.core.model import Facts, Kind
 from services.vram.service import SERVICES, VramAdminServicer, VramServicer
 from services.vram.settings import VramSettings
+from services.vram.warmer import Warmer
 
 _LEASE_ID_BYTES = 16
 
@@ -51,6 +52,15 @@ async def main(settings: VramSettings, owner: Owner) -> None:
         trust_pids=settings.trust_pids,
     )
 
+    host = HostMemory()
+    warmer = Warmer(
+        host,
+        enabled=settings.ram_prefetch_enabled,
+        keep_free_percent=settings.ram_keep_free_pct,
+        folders=settings.warm_dirs,
+    )
+    owner.start(warmer.run(), name="weights in the page cache")
+
     async def drain() -> None:
         broker.drain()
 
@@ -58,7 +68,7 @@ async def main(settings: VramSettings, owner: Owner) -> None:
         name="vram",
         settings=settings,
         listen=settings.listen,
-        register=registration(VramServicer(broker, reserves, HostMemory()), VramAdminServicer(broker)),
+        register=registration(VramServicer(broker, reserves, host, warmer), VramAdminServicer(broker)),
         service_names=SERVICES,
         owner=owner,
         on_drain=drain,

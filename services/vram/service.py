@@ -22,7 +22,9 @@ from services.vram.core import model
 from services.vram.core.ledger import Ended
 from services.vram.core.model import Denied, End, Refusal, RefusedError, Tier
 from services.vram.core.reclaim import Answer, Reclaim
+from services.vram.core.warming import MOST_FILES
 from services.vram.settings import ReserveEntry
+from services.vram.warmer import CHUNK_BYTES, UnfitPathError, Warmer
 from services.vram.watchers import DeviceLook, Event, Gap, Watcher, Withdrawn
 
 SERVICES: Final = ("omniserve.vram.v1.VramService", "omniserve.vram.v1.VramAdminService")
@@ -35,10 +37,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class VramServicer(vram_pb2_grpc.VramServiceServicer):
     """omniserve.vram.v1.VramService."""
 
-    def __init__(self, broker: Broker, reserves: Sequence[ReserveEntry], host: HostMemory) -> None:
+    def __init__(self, broker: Broker, reserves: Sequence[ReserveEntry], host: HostMemory, warmer: Warmer) -> None:
         self._broker = broker
         self._reserves = tuple(reserves)
         self._host = host
+        self._warmer = warmer
 
     @override
     async def Lease(self, request: pb.LeaseRequest, context: Context) -> pb.LeaseResponse:
@@ -107,17 +110,34 @@ class VramServicer(vram_pb2_grpc.VramServiceServicer):
 
     @override
     async def GetHostMemory(self, request: pb.GetHostMemoryRequest, context: Context) -> pb.GetHostMemoryResponse:
-        """See the contract. Nothing is warmed yet, and the answer says so."""
+        """See the contract."""
         try:
             total, available = await asyncio.to_thread(self._host.available)
         except DriverError as error:
             raise DomainError(Reason.UNSUPPORTED, f"this host does not tell its memory: {error}") from error
-        return pb.GetHostMemoryResponse(total_mib=total // MIB, available_mib=available // MIB, enabled=False)
+        await self._warmer.measure()
+        return pb.GetHostMemoryResponse(
+            total_mib=total // MIB,
+            available_mib=available // MIB,
+            keep_free_percent=self._warmer.keep_free_percent,
+            enabled=self._warmer.enabled,
+            chunk_mib=CHUNK_BYTES // MIB,
+            files=map(translate.warm_file, self._warmer.files),
+        )
 
     @override
     async def WarmFiles(self, request: pb.WarmFilesRequest, context: Context) -> pb.WarmFilesResponse:
-        """See the contract. Refused: weights are not warmed yet."""
-        raise DomainError(Reason.UNSUPPORTED, "weights are not kept warm in the page cache yet", field="paths")
+        """See the contract."""
+        if not 1 <= len(request.paths) <= MOST_FILES:
+            message = f"paths are 1 to {MOST_FILES}, not {len(request.paths)}"
+            raise translate.invalid("paths", message)
+        try:
+            checked = await asyncio.to_thread(self._warmer.check, list(request.paths))
+            added = self._warmer.add(checked, caller_of(context).service)
+        except UnfitPathError as error:
+            reason = Reason.NOT_FOUND if error.is_missing else Reason.INVALID_REQUEST
+            raise DomainError(reason, str(error), field=f"paths[{error.place}]") from None
+        return pb.WarmFilesResponse(files=map(translate.warm_file, added))
 
     def _state(self, devices: Sequence[str] = ()) -> pb.GetStateResponse:
         broker, ledger, now = self._broker, self._broker.ledger, self._broker.now()

@@ -58,6 +58,22 @@ class VramSettings(MeshSettings):
         True,  # noqa: FBT003 - the default
         "Whether a lease's process id means the same process here: off where tenants live in containers of their own.",
     )
+    ram_prefetch_enabled: bool = knob(
+        True,  # noqa: FBT003 - the default
+        "Whether weights that services name are read ahead into the page cache.",
+        aliases=("OMNISERVE_RAM_PREFETCH_ENABLED",),
+    )
+    ram_keep_free_pct: int = knob(
+        5,
+        "Share of the host's RAM that must stay available; reading ahead stops there.",
+        unit="%",
+        aliases=("OMNISERVE_RAM_KEEP_FREE_PCT",),
+        ge=0,
+        le=100,
+    )
+    warm_dirs: tuple[Path, ...] = knob(
+        (), "Folders whose files may be kept warm, separated by commas; empty: any that a service names."
+    )
     config: Path | None = config_knob()
 
     @model_validator(mode="after")

@@ -29,7 +29,9 @@ from services.vram.core.model import (
     Wanted,
 )
 from services.vram.core.reclaim import Reclaim
+from services.vram.core.warming import File
 
+MIB: Final = 1024 * 1024
 MOST_ITEMS: Final = 32
 MOST_MIB: Final = 2**31
 MOST_WAIT_MS: Final = 600_000
@@ -279,6 +281,19 @@ def reclaim_requested(reclaim: Reclaim, now: float) -> pb.ReclaimRequested:
         reason=pb.ReclaimReason.ValueType(reclaim.reason),
         waiting_tier=admission_pb2.Tier.ValueType(reclaim.tier),
         within_ms=milliseconds(reclaim.until - now),
+    )
+
+
+def warm_file(file: File) -> pb.WarmFile:
+    """Return a file of the warm set, sizes rounded up."""
+    return pb.WarmFile(
+        path=file.path,
+        size_mib=-(-file.size // MIB),
+        advised_mib=-(-file.advised // MIB),
+        cached_mib=None if file.cached is None else -(-file.cached // MIB),
+        state=pb.WarmState.ValueType(file.state),
+        failure=file.failure or None,
+        source=file.source,
     )
 
 

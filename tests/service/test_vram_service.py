@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from contextlib import asynccontextmanager
 
 import grpc
 import grpc.aio
@@ -9,6 +10,8 @@ import pytest
 
 from omniserve.admission.v1 import admission_pb2
 from omniserve.vram.v1 import vram_pb2 as pb
+from omniserve.vram.v1 import vram_pb2_grpc
+from services.kit.channels import open_channel
 from services.kit.errors import Reason, from_rpc_error
 from tests.fixtures.memory import Devices, running_broker
 
@@ -446,10 +449,89 @@ async def test_the_operator_revokes_a_lease_and_asks_for_room(broker):
         assert (await refused(broker.admin.ReclaimMemory(request))).field == field
 
 
-async def test_the_hosts_memory_is_told_and_warming_is_refused(broker):
+# ---- the page cache ----------------------------------------------------------------------------------------------
+
+
+def host_with(folder, *, available_mib: int, total_mib: int = 1000) -> None:
+    """Show a machine with so much memory."""
+    (folder / "proc").mkdir(parents=True, exist_ok=True)
+    text = f"MemTotal: {total_mib * 1024} kB\nMemAvailable: {available_mib * 1024} kB\n"
+    (folder / "proc/meminfo").write_text(text)
+
+
+@asynccontextmanager
+async def engine(broker, state_dir):
+    """Call the broker as an engine does: who names files is a service of the mesh."""
+    async with open_channel(f"127.0.0.1:{broker.port}", caller="llm", state_dir=state_dir) as channel:
+        yield vram_pb2_grpc.VramServiceStub(channel)
+
+
+async def memory_of(broker, state: int) -> pb.GetHostMemoryResponse:
+    """Return the host's memory as soon as the first file of the set is in a state."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            memory = await broker.stub.GetHostMemory(pb.GetHostMemoryRequest())
+            if memory.files[0].state == state:
+                return memory
+            await asyncio.sleep(0.01)
+
+
+async def test_the_hosts_memory_is_told(broker):
     memory = await broker.stub.GetHostMemory(pb.GetHostMemoryRequest())
     assert 0 < memory.available_mib <= memory.total_mib
-    assert not memory.enabled
+    assert (memory.enabled, memory.keep_free_percent, memory.chunk_mib) == (True, 5, 64)
+    assert not memory.files
+
+
+async def test_weights_are_read_ahead_down_to_the_floor_and_on_when_there_is_room_again(tmp_path):
+    weights = tmp_path / "weights.gguf"
+    weights.write_bytes(bytes(150 * 2**20))
+    host_with(tmp_path / "host", available_mib=100)
+    async with running_broker(tmp_path, host_root=tmp_path / "host") as broker, engine(broker, tmp_path) as llm:
+        added = await llm.WarmFiles(pb.WarmFilesRequest(paths=[str(weights)]))
+        assert [(file.path, file.size_mib, file.source) for file in added.files] == [(str(weights), 150, "llm")]
+        stopped = await memory_of(broker, pb.WARM_STATE_STOPPED_AT_FLOOR)
+        assert stopped.files[0].advised_mib == 0
+        host_with(tmp_path / "host", available_mib=900)
+        warm = await memory_of(broker, pb.WARM_STATE_WARM)
+        assert warm.files[0].advised_mib == 150
+        assert warm.files[0].HasField("cached_mib")
+
+
+async def test_a_file_that_goes_away_is_told_and_one_that_never_was_is_refused(tmp_path):
+    weights = tmp_path / "weights.gguf"
+    weights.write_bytes(b"x")
+    host_with(tmp_path / "host", available_mib=10)
+    async with (
+        running_broker(tmp_path, host_root=tmp_path / "host", warm_dirs=(tmp_path,)) as broker,
+        engine(broker, tmp_path) as llm,
+    ):
+        await llm.WarmFiles(pb.WarmFilesRequest(paths=[str(weights)]))
+        await memory_of(broker, pb.WARM_STATE_STOPPED_AT_FLOOR)
+        weights.unlink()
+        host_with(tmp_path / "host", available_mib=900)
+        failed = await memory_of(broker, pb.WARM_STATE_FAILED)
+        assert "No such file" in failed.files[0].failure
+        for paths, reason, field in (
+            ([], Reason.INVALID_REQUEST, "paths"),
+            (["weights.gguf"], Reason.INVALID_REQUEST, "paths[0]"),
+            ([str(tmp_path)], Reason.INVALID_REQUEST, "paths[0]"),
+            ([str(tmp_path / "host/proc/meminfo"), "/etc/passwd"], Reason.INVALID_REQUEST, "paths[1]"),
+            ([str(tmp_path / "../../etc/passwd")], Reason.INVALID_REQUEST, "paths[0]"),
+            ([str(weights)], Reason.NOT_FOUND, "paths[0]"),
+        ):
+            error = await refused(llm.WarmFiles(pb.WarmFilesRequest(paths=paths)))
+            assert (error.reason, error.field) == (reason, field)
+        assert len((await broker.stub.GetHostMemory(pb.GetHostMemoryRequest())).files) == 1
+
+
+async def test_nothing_is_read_ahead_where_it_is_switched_off(tmp_path):
+    weights = tmp_path / "weights.gguf"
+    weights.write_bytes(b"x")
+    async with running_broker(tmp_path, ram_prefetch_enabled=False) as broker, engine(broker, tmp_path) as llm:
+        await llm.WarmFiles(pb.WarmFilesRequest(paths=[str(weights)]))
+        memory = await broker.stub.GetHostMemory(pb.GetHostMemoryRequest())
+        assert (memory.enabled, memory.files[0].state) == (False, pb.WARM_STATE_PENDING)
 
 
 # ---- races -------------------------------------------------------------------------------------------------------
