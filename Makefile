@@ -101,6 +101,7 @@ test: check ## Every gate and every test.
 chaos: setup ## Kill the memory broker 200 times under load, race 10,000 times for memory; `make test` does less of it.
 	KILLS=200 RACES=10000 $(BIN)/pytest tests/chaos/test_vram_killed.py tests/service/test_vram_service.py
 	OMNISERVE_CHAOS_CLIENTS=40 $(BIN)/pytest tests/service/test_llm_models.py -k alternating
+	LEASE_REQUESTS=200 $(BIN)/pytest tests/service/test_llm_leases.py
 
 # ---- containers -----------------------------------------------------------------------------------------------
 

@@ -10,12 +10,14 @@ from services.kit import keyring, telemetry
 from services.kit.clock import Clock
 from services.kit.config import ConfigError
 from services.kit.owner import Owner
-from services.llm.adapters.engine import EngineLimits
+from services.llm.adapters.coordinators import Coordinators
+from services.llm.adapters.keeper import EngineLimits
 from services.llm.adapters.model_file import ModelFileError
-from services.llm.core.residency import Policy
+from services.llm.core.seats import Policy
 from services.llm.embed import Embeddings
 from services.llm.generate import Generator, Waits
-from services.llm.hosting import Hosting, OwnBudget, Permits
+from services.llm.hosting import Hosting, Permits
+from services.llm.leases import Leases
 from services.llm.operations import Operations
 from services.llm.resident import MOST_LOADS
 from services.llm.residents import Residents
@@ -40,12 +42,20 @@ class Llm:
 
 
 def build(
-    settings: LlmSettings, permits: Permits, clock: Clock, owner: Owner, *, on_health: Callable[[bool], None]
+    settings: LlmSettings,
+    permits: Permits,
+    clock: Clock,
+    owner: Owner,
+    *,
+    leases: Leases,
+    coordinators: Coordinators,
+    on_health: Callable[[bool], None],
 ) -> Llm:
     """Read the model files' headers and return the parts. Raises ConfigError and ModelFileError."""
     hosting = Hosting(
         permits=permits,
-        leases=OwnBudget(),
+        leases=leases,
+        coordinators=coordinators,
         clock=clock,
         owner=owner,
         policy=Policy(settings.memory_mib or None, turn_s=settings.turn_s),

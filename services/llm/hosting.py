@@ -2,8 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -13,10 +13,15 @@ from services.kit.asking import Asking, Permit
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, Reason
 from services.kit.owner import Owner
-from services.llm.adapters.engine import EngineLimits, EngineUnusableError
+from services.llm.adapters.coordinators import Coordinators
+from services.llm.adapters.keeper import EngineLimits, EngineUnusableError
 from services.llm.core import residency as core
+from services.llm.core.claims import ENDS, End
 from services.llm.core.lifecycle import BackOff, State
-from services.llm.core.residency import Phase, Policy, Residency, Seat, Waiter
+from services.llm.core.residency import Residency
+from services.llm.core.seats import Phase, Policy, Seat, Waiter
+from services.llm.handover import HandOver
+from services.llm.leases import Claim, Leases, NoRoomError, Yield
 from services.llm.resident import Resident, Trouble
 from services.llm.served import Served
 from services.llm.vocabularies import Vocabularies
@@ -26,6 +31,10 @@ _TIERS: Final = {rank: tier for tier, rank in TIER_RANKS.items()}
 _OPERATOR_RANK: Final = max(TIER_RANKS.values())
 OPERATOR: Final = "operator"
 """Stands where a tier does: the operator's loads, and those at the start, come first and need no permit."""
+RECHECK_S: Final = 1.0
+"""How long a refusal of memory counts, when no other model of this service can make room."""
+SETTLE_S: Final = 2.0
+"""How long a load waits for memory that a model has just left, or that others may give, to be measured free."""
 _log = telemetry.logger(__name__)
 
 
@@ -50,26 +59,6 @@ class Permits(Protocol):
         """Ask for a permit; leaving the block gives it back or withdraws the ask."""
 
 
-class Leases(Protocol):
-    """Where memory comes from."""
-
-    def lease(self, model: str, *, size_mib: int) -> AbstractAsyncContextManager[None]:
-        """Hold so much memory for the length of the block. Raises DomainError `no_capacity`."""
-
-
-class OwnBudget:
-    """Memory that nobody else decides about: the residency's own budget is all there is."""
-
-    @asynccontextmanager
-    async def lease(self, model: str, *, size_mib: int) -> AsyncIterator[None]:
-        """See Leases."""
-        _log.info("memory charged", model=model, size_mib=size_mib)
-        try:
-            yield
-        finally:
-            _log.info("memory credited", model=model, size_mib=size_mib)
-
-
 @dataclass(slots=True)
 class Wait:
     """Somebody who waits for a model. `left_s`: how long it still may."""
@@ -87,6 +76,7 @@ class Hosting:
         *,
         permits: Permits,
         leases: Leases,
+        coordinators: Coordinators,
         clock: Clock,
         owner: Owner,
         policy: Policy,
@@ -99,6 +89,7 @@ class Hosting:
         self.load_wait_s = load_wait_s
         self._permits = permits
         self._leases = leases
+        self._hand_over = HandOver(coordinators, owner)
         self._clock = clock
         self._owner = owner
         self._limits = limits
@@ -110,6 +101,7 @@ class Hosting:
         self._numbers = itertools.count(1)
         self._news = asyncio.Event()
         self._back_off = BackOff(first_s=1.0)
+        self._listening: asyncio.Task[None] | None = None
 
     # ---- models -----------------------------------------------------------------------------------------------
 
@@ -125,7 +117,8 @@ class Hosting:
             on_state=self._state_changed,
         )
         self._waits[key] = {}
-        self._residency.add(key, need_mib=served.need_mib, pinned=served.pinned, ttl_s=served.ttl_s)
+        self._leases.expect(served)
+        self._residency.add(key, need_mib=self._leases.size_mib(served), pinned=served.pinned, ttl_s=served.ttl_s)
         return resident
 
     def adjust(self, resident: Resident, served: Served) -> None:
@@ -237,6 +230,7 @@ class Hosting:
 
     async def run(self) -> None:
         """Decide and carry out, for ever."""
+        self._listening = self._owner.start(self._leases.run(self.give), name="memory that others need")
         while True:
             self._news.clear()
             now_s = self._clock.monotonic()
@@ -251,6 +245,17 @@ class Hosting:
                     await self._news.wait()
             except TimeoutError:
                 continue
+
+    async def close(self) -> None:
+        """End all hosts and give their memory back."""
+        for key in self._all:
+            self._residency.hold(key, held=True)
+        ending = [each.life for each in self._all.values() if each.life is not None]
+        ending += [self._listening] if self._listening is not None else []
+        for task in ending:
+            task.cancel()
+        if ending:
+            await asyncio.wait(ending)
 
     def _poke(self) -> None:
         self._news.set()
@@ -268,6 +273,7 @@ class Hosting:
             resident = self._all[action.key]
             match action:
                 case core.Ask():
+                    resident.rank = action.rank
                     task = self._owner.start(self._ask_leave(resident, action), name=f"leave to load {resident.name}")
                     resident.asking = task
                 case core.Withdraw():
@@ -317,20 +323,55 @@ class Hosting:
 
     async def _live(self, resident: Resident) -> None:
         """Run a model's host until it is cancelled or the load is given up."""
+        seat = self._residency.seat(resident.key)
+        waits = self._residency.should_wait(resident.key, self._clock.monotonic(), SETTLE_S)
+        want = self._leases.want(
+            resident.served,
+            size_mib=seat.need_mib,
+            rank=resident.rank,
+            wait_s=SETTLE_S if waits else 0.0,
+            reload_s=seat.reload_s or None,
+        )
+        self._leases.expect(resident.served)
+        claim = resident.claim = Claim(lambda: resident.host.report.pid, partial(self._lost, resident))
         try:
-            async with self._leases.lease(resident.name, size_mib=resident.served.need_mib):
-                await resident.host.supervise()
+            async with self._hand_over.holding(resident), self._leases.lease(want, claim):
+                claim.end = End.LOAD_FAILED
+                try:
+                    await resident.host.supervise()
+                except asyncio.CancelledError:
+                    claim.end = ENDS[seat.why] if seat.phase is Phase.LEAVING else End.SHUTDOWN
+                    raise
         except EngineUnusableError:
             if resident.is_required:
                 raise
+        except NoRoomError as refused:
+            self._fell_short(resident, refused)
+            return
         except DomainError as refused:
             self.fail(resident, refused)
             return
+        self._give_up(resident)
+
+    def _fell_short(self, resident: Resident, refused: NoRoomError) -> None:
+        """Make room among our own models for one that the broker has none for, or ask it again in a moment."""
+        resident.shortage = refused.message
+        again_s = self._clock.monotonic() + RECHECK_S
+        if refused.room_mib is None:  # nobody knows what is free, and nobody is driven out for that
+            self._residency.rest(resident.key, again_s)
+        else:
+            self._residency.capped(resident.key, refused.room_mib, again_s)
+
+    def _give_up(self, resident: Resident) -> None:
+        """Tell who waits for a model that it cannot be loaded, and have those back that left for it."""
         why = resident.host.report.failure or "its host died"
         resident.failures += 1
         now_s = self._clock.monotonic()
         pause_s = self._back_off.pause_s(resident.failures + 1)
         self._residency.rest(resident.key, now_s + pause_s)
+        for key in self._residency.take_displaced(resident.key):
+            if key in self._all:
+                self._owner.start(self._restore(self._all[key]), name=f"restore {self._all[key].name}")
         if resident.is_required:
             return  # who waits for it waits on: it will be tried for ever
         message = f"the model {resident.name!r} cannot be loaded: {why}"
@@ -340,9 +381,35 @@ class Hosting:
 
     def _died(self, resident: Resident, _: asyncio.Task[None]) -> None:
         """Credit a model's memory: its process is gone. Not in the task itself: cancelled early, it never begins."""
-        resident.life = None
-        self._residency.gone(resident.key)
+        resident.life = resident.claim = None
+        self._residency.gone(resident.key, self._clock.monotonic())
+        self._residency.resize(resident.key, self._leases.size_mib(resident.served))
         self._poke()
+
+    async def _restore(self, resident: Resident) -> None:
+        """Have a model in memory again that has left in vain."""
+        with self.waiting(resident, "background") as wait, suppress(TimeoutError):
+            async with asyncio.timeout(self.load_wait_s):
+                while not (self.usable(resident) or resident.retired or wait.error):
+                    await resident.changed.wait()
+
+    def give(self, claim: Claim, reclaim_id: str) -> Yield:
+        """Begin to give the memory of a model to another process, if nobody here wants it."""
+        resident = next((each for each in self._all.values() if each.claim is claim), None)
+        if resident is None:
+            return Yield(begun=False)
+        actions = self._residency.give(resident.key)
+        if actions:
+            claim.reclaim_id = reclaim_id
+            self._do(actions)
+        return Yield(begun=bool(actions), pinned=resident.served.pinned)
+
+    def _lost(self, resident: Resident, why: str) -> None:
+        """Let a model leave whose lease is over and was denied anew; a pinned one stays, and the lease is asked for on."""
+        _log.warning("a lease was lost", model=resident.name, why=why, stays=resident.served.pinned)
+        if not resident.served.pinned:
+            self._residency.lose(resident.key)
+            self._poke()
 
     def fail(self, resident: Resident, error: DomainError) -> None:
         """Tell those who wait for a model that they wait in vain."""
@@ -357,6 +424,10 @@ class Hosting:
     def _state_changed(self, resident: Resident) -> None:
         state = resident.host.report.state
         if state is State.READY:
+            resident.shortage = ""
             self._residency.loaded(resident.key, self._clock.monotonic())
+            if resident.claim is not None:
+                resident.claim.end = End.CRASHED  # unless it is ended on purpose
+                resident.claim.news.set()
         self.on_change()
         self._poke()

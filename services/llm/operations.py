@@ -6,7 +6,7 @@ from services.kit.clock import Clock
 from services.kit.errors import DomainError, Reason
 from services.llm.core.catalogue import Kind
 from services.llm.core.lifecycle import State
-from services.llm.core.residency import Phase
+from services.llm.core.seats import Phase
 from services.llm.hosting import OPERATOR, Hosting
 from services.llm.resident import Resident
 from services.llm.residents import PROGRESS_S, Residents

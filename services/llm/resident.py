@@ -8,10 +8,12 @@ from typing import Protocol
 from services.kit.clock import Clock
 from services.kit.errors import DomainError
 from services.llm.adapters.embedder import Embedder
-from services.llm.adapters.engine import Engine, EngineLimits
+from services.llm.adapters.engine import Engine
+from services.llm.adapters.keeper import EngineLimits
 from services.llm.adapters.text import TextHost
 from services.llm.core.embed_wire import EmbedConfig
 from services.llm.core.lifecycle import State
+from services.llm.leases import Claim  # noqa: TC001 - a value's type like those above
 from services.llm.served import Served
 
 MOST_LOADS = 3
@@ -32,6 +34,10 @@ class HostReport(Protocol):
     @property
     def state(self) -> State:
         """Whether it can serve."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, while there is one."""
 
     @property
     def progress(self) -> float | None:
@@ -58,7 +64,8 @@ class Resident:
 
     `is_required`: the service is ready only with it, and loading it is tried for ever. `retired`: it is in the catalogue no
     more. `visitors`: calls that use its vocabulary or may soon. `life`, `asking`, `texting`: the tasks that run its engine
-    host, ask for leave to load it, and run its text host.
+    host, ask for leave to load it, and run its text host. `rank`: how important the load was; `claim`: the memory that it lives
+    on; `shortage`: why there was none.
     """
 
     def __init__(
@@ -82,6 +89,9 @@ class Resident:
         self.asking: asyncio.Task[None] | None = None
         self.texting: asyncio.Task[None] | None = None
         self.texts_again = False
+        self.rank = 0
+        self.claim: Claim | None = None
+        self.shortage = ""
         self.trouble: Trouble | None = None
         self.failures = 0
         self._on_state = on_state

@@ -194,6 +194,8 @@ class Residents:
             wait.left_s -= self._clock.monotonic() - began_s
 
     def _late(self, resident: Resident) -> DomainError:
+        if resident.shortage:
+            return DomainError(Reason.NO_CAPACITY, resident.shortage, retry_after_ms=2_000)
         report = resident.host.report
         why = f": {report.failure}" if report.failure else ""
         return DomainError(

@@ -208,6 +208,24 @@ class LlmSettings(MeshSettings):
         unit="MiB",
         ge=0,
     )
+    lease_memory: bool = knob(
+        False,  # noqa: FBT003 - the default
+        "Whether memory is leased from the broker (OMNISERVE_VRAM_ADDRESS) before a model is loaded.",
+    )
+    lease_device: str = knob(
+        "",
+        "Device whose memory is leased; without it the host's RAM for models that have no layers on a GPU, and for all others "
+        "the one that the broker chooses.",
+    )
+    lease_tenant: str = knob("llm", "Name under which memory is leased; every process of this service needs its own.")
+    coordinators: tuple[str, ...] = knob(
+        (),
+        "Processes on the same device, as bases of their addresses, separated by commas: before a model is loaded each is asked "
+        "in turn to begin nothing (`POST /admin/hold?seconds=N`), and afterwards released in reverse order.",
+    )
+    coordinator_timeout_s: float = knob(
+        180.0, "How long each of them may take to say that it holds.", unit="s", gt=0, le=3600
+    )
     turn_s: float = knob(
         3.0,
         "How long a loaded model serves before it makes room for another that is waited for; at least as long as loading it took.",
@@ -241,6 +259,9 @@ class LlmSettings(MeshSettings):
 
     def misfit(self) -> str | None:
         """Return what does not fit together, as a sentence."""
+        for base in self.coordinators:
+            if not base.startswith(("http://", "https://")):
+                return f"OMNISERVE_LLM_COORDINATORS: {base!r} is no http:// or https:// address"
         if self.batch < self.contexts:
             return (
                 f"OMNISERVE_LLM_BATCH is {self.batch}, less than OMNISERVE_LLM_CONTEXTS, {self.contexts}: "

@@ -253,7 +253,7 @@ def tokens(ids: Sequence[int]) -> npt.NDArray[np.int32]:
 def status(resident: Resident, now: Counters) -> pb.EngineStatus:
     """Return the state of a model's engine."""
     report, config = resident.engine.report, resident.served.chat
-    total = add_counters(report.past, now)
+    total = add_counters(resident.engine.past, now)
     return pb.EngineStatus(
         model=resident.name,
         state=STATES[report.state],

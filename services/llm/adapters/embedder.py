@@ -11,8 +11,7 @@ import msgspec
 
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, Reason
-from services.llm.adapters.engine import EngineLimits
-from services.llm.adapters.keeper import Ears, Keeper, Report, Role
+from services.llm.adapters.keeper import Ears, EngineLimits, Keeper, Report, Role
 from services.llm.core.embed_wire import (
     Ask,
     Computed,

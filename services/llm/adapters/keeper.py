@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -10,14 +10,31 @@ import msgspec
 from services.kit import telemetry
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, Reason
-from services.llm.adapters.engine import EngineLimits, EngineUnusableError
 from services.llm.adapters.host_process import HostProcess
-from services.llm.core.lifecycle import Event, State, after, is_stuck
+from services.llm.core.lifecycle import BackOff, Event, State, after, is_stuck
 from services.llm.core.wire import LoadFailed, Loading
 
 _WATCH_S: Final = 1.0
 _log = telemetry.logger(__name__)
 R = TypeVar("R")
+
+
+class EngineUnusableError(Exception):
+    """The engine can never start with these settings; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """`load_s`: how long a load may stay silent; `stuck_s`: how long a step may take, 0 for ever.
+
+    `loads`: how many times in a row a load may die before it is given up, None for ever. One that llama.cpp refuses is
+    given up at once then.
+    """
+
+    load_s: float = 600.0
+    stuck_s: float = 120.0
+    loads: int | None = None
+    back_off: BackOff = field(default_factory=BackOff)
 
 
 @dataclass(frozen=True, slots=True)

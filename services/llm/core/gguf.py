@@ -145,6 +145,12 @@ class Header:
         return self._number("embedding_length")
 
     @property
+    def vocabulary_tokens(self) -> int:
+        """How many tokens there are; 0 when the file does not say."""
+        count = self.metadata.get("tokenizer.ggml.tokens", 0)
+        return count if isinstance(count, int) else len(count)
+
+    @property
     def pooling(self) -> str:
         """How vectors of tokens become one: none, mean, cls, last or rank; empty when the file does not say."""
         value = self.metadata.get(f"{self.architecture}.pooling_type")

@@ -4,73 +4,16 @@ A seat is charged before its load begins and credited when its process is gone. 
 served first, and nobody behind it takes the room that it waits for. A model makes room when it is idle, or when its turn
 is over: then it takes no new requests until those it works on have ended. So two models that do not fit together
 alternate at the pace of turns, not of requests.
+
+Where memory is leased from somebody else, a refusal says how much there is. That is the ceiling below which the models make
+room for each other as they do below a budget; it is forgotten after a moment, since the others come and go.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from types import MappingProxyType
-from typing import Final
+from dataclasses import dataclass
 
-Key = int
-
-
-class Phase(Enum):
-    """How far a model's memory is."""
-
-    ABSENT = "absent"
-    ADMITTED = "admitted"  # its room is reserved; what made room is still leaving
-    LOADING = "loading"
-    RESIDENT = "resident"
-    LEAVING = "leaving"
-
-
-class Change(Enum):
-    """What happens to a model's memory."""
-
-    ADMIT = "admit"
-    WITHDRAW = "withdraw"
-    START = "start"
-    LOADED = "loaded"
-    DISMISS = "dismiss"
-    GONE = "gone"
-
-
-TRANSITIONS: Final[Mapping[tuple[Phase, Change], Phase]] = MappingProxyType(
-    {
-        (Phase.ABSENT, Change.ADMIT): Phase.ADMITTED,
-        (Phase.ADMITTED, Change.WITHDRAW): Phase.ABSENT,
-        (Phase.ADMITTED, Change.START): Phase.LOADING,
-        (Phase.LOADING, Change.LOADED): Phase.RESIDENT,
-        (Phase.RESIDENT, Change.LOADED): Phase.RESIDENT,  # its host died and is back
-        (Phase.LOADING, Change.DISMISS): Phase.LEAVING,
-        (Phase.RESIDENT, Change.DISMISS): Phase.LEAVING,
-        (Phase.LEAVING, Change.LOADED): Phase.LEAVING,  # said while it was being stopped
-        (Phase.LOADING, Change.GONE): Phase.ABSENT,
-        (Phase.RESIDENT, Change.GONE): Phase.ABSENT,
-        (Phase.LEAVING, Change.GONE): Phase.ABSENT,
-    }
-)
-_CHARGED: Final = frozenset({Phase.LOADING, Phase.RESIDENT, Phase.LEAVING})
-
-
-class IllegalChangeError(Exception):
-    """A change that cannot happen in the present phase."""
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """`budget_mib`: memory of all models together, None is without limit.
-
-    `turn_s`: how long a model serves before it must make room for another that waits; longer if its load took longer, so
-    that no more than half of the time goes into loads. `linger_s`: how long it must have
-    been idle to make room earlier, so that the next request of a caller in a loop still finds it.
-    """
-
-    budget_mib: int | None = None
-    turn_s: float = 3.0
-    linger_s: float = 0.2
+from services.llm.core.eviction import could_free_mib, evict
+from services.llm.core.seats import CHARGED, Change, IllegalChangeError, Key, Phase, Policy, Seat, Waiter, Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +34,7 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Start the host; then `loaded` or `gone`."""
+    """Start the host; then `loaded`, `gone`, or `capped` and `gone`."""
 
     key: Key
 
@@ -124,66 +67,11 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiter:
-    """Somebody who wants a model. `rank`: larger is better."""
+class Ceiling:
+    """What all models together may take as others say, MiB, and when that is to be asked again."""
 
-    rank: int
-    since_s: float
-    operator: bool = False
-
-
-@dataclass(slots=True)
-class Seat:
-    """A model's place. `active`: requests that use it; `began_s`: when its load began; `ready_s`: when its turn did; `used_s`: when its last use ended.
-
-    `held`: the operator lets nobody use or load it. `asked_rank`: leave to load it is being asked for, as this important.
-    `rests_until_s`: it is not loaded again before, since its last load failed.
-    """
-
-    need_mib: int
-    pinned: bool
-    ttl_s: float
-    phase: Phase = Phase.ABSENT
-    active: int = 0
-    waiters: dict[int, Waiter] = field(default_factory=dict)
-    began_s: float = 0.0
-    ready_s: float = -math.inf
-    used_s: float = -math.inf
-    held: bool = False
-    asked_rank: int | None = None
-    rests_until_s: float = -math.inf
-
-    def change(self, change: Change) -> None:
-        """Enter the next phase. Raises IllegalChangeError."""
-        following = TRANSITIONS.get((self.phase, change))
-        if following is None:
-            raise IllegalChangeError(f"{change.value} cannot happen to a model that is {self.phase.value}")
-        self.phase = following
-
-    @property
-    def is_asking(self) -> bool:
-        """Whether leave to load it is being asked for."""
-        return self.asked_rank is not None
-
-    @property
-    def best(self) -> Waiter:
-        """The most important of its waiters, of whom there must be one; the operator before everybody."""
-        return max(self.waiters.values(), key=lambda waiter: (waiter.operator, waiter.rank))
-
-    def is_wanted(self, now_s: float) -> bool:
-        """Return whether it waits to be loaded."""
-        waits = self.phase is Phase.ADMITTED or (self.phase is Phase.ABSENT and now_s >= self.rests_until_s)
-        return waits and bool(self.waiters) and not self.held
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether it is being loaded for nobody."""
-        return self.phase is Phase.LOADING and not (self.waiters or self.held or self.pinned)
-
-    @property
-    def may_leave(self) -> bool:
-        """Whether it could ever make room for another."""
-        return not self.pinned and not self.held and self.phase is Phase.RESIDENT
+    mib: float
+    until_s: float
 
 
 class Residency:
@@ -193,6 +81,7 @@ class Residency:
         self._policy = policy
         self._seats: dict[Key, Seat] = {}
         self._closing: set[Key] = set()
+        self._ceiling: Ceiling | None = None
         self._again_s = math.inf
 
     # ---- the catalogue ----------------------------------------------------------------------------------------
@@ -205,6 +94,12 @@ class Residency:
         """Change how a model is kept."""
         seat = self._seats[key]
         seat.pinned, seat.ttl_s = pinned, ttl_s
+
+    def resize(self, key: Key, need_mib: int) -> None:
+        """Charge a model otherwise from its next load on; no effect while it is charged already."""
+        seat = self._seats[key]
+        if seat.phase is Phase.ABSENT:
+            seat.need_mib = need_mib
 
     def forget(self, key: Key) -> None:
         """Know a model no more, which must be absent. Raises IllegalChangeError."""
@@ -219,7 +114,7 @@ class Residency:
     @property
     def charged_mib(self) -> int:
         """What all models take, those that load or leave included."""
-        return sum(seat.need_mib for seat in self._seats.values() if seat.phase in _CHARGED)
+        return sum(seat.need_mib for seat in self._seats.values() if seat.phase in CHARGED)
 
     # ---- requests ---------------------------------------------------------------------------------------------
 
@@ -236,7 +131,9 @@ class Residency:
     def usable(self, key: Key) -> bool:
         """Return whether a request may use the model now."""
         seat = self._seats.get(key)
-        return seat is not None and seat.phase is Phase.RESIDENT and not seat.held and key not in self._closing
+        if seat is None or seat.phase is not Phase.RESIDENT:
+            return False
+        return not (seat.held or seat.must_leave or key in self._closing)
 
     def begin(self, key: Key) -> None:
         """Note that a request uses the model."""
@@ -255,27 +152,66 @@ class Residency:
         seat = self._seats[key]
         if seat.phase is Phase.LOADING:
             seat.ready_s = seat.used_s = now_s
+            seat.displaced = ()
         seat.change(Change.LOADED)
 
-    def gone(self, key: Key) -> None:
+    def gone(self, key: Key, now_s: float) -> None:
         """Note that the model's process is gone, and its memory with it."""
-        self._seats[key].change(Change.GONE)
+        seat = self._seats[key]
+        if seat.phase is Phase.LEAVING:
+            seat.left_s = now_s
+        seat.must_leave = False
+        seat.change(Change.GONE)
+
+    def capped(self, key: Key, room_mib: int, until_s: float) -> None:
+        """Note that a load was refused its memory, of which there is so much beside what all others have; `gone` follows."""
+        others_mib = self.charged_mib - self._seats[key].need_mib
+        self._ceiling = Ceiling(others_mib + max(0, room_mib), until_s)
+
+    def should_wait(self, key: Key, now_s: float, settle_s: float) -> bool:
+        """Return whether a load had better wait for memory from elsewhere than be refused at once.
+
+        So it is when no other model could make room for it, or when one has just done so, and what it had may not be
+        measured free yet.
+        """
+        others = [seat for other, seat in self._seats.items() if other != key]
+        return not any(seat.may_leave for seat in others) or any(now_s < seat.left_s + settle_s for seat in others)
+
+    def lose(self, key: Key) -> None:
+        """Note that a model's memory is not ours any more: it leaves when its last request has ended."""
+        seat = self._seats[key]
+        if seat.phase is Phase.RESIDENT:
+            seat.must_leave = True
+
+    def give(self, key: Key) -> list[Action]:
+        """Return what gives a model's memory to another process; nothing when it is wanted here, or pinned."""
+        seat = self._seats[key]
+        if not seat.may_leave or seat.active or seat.waiters:
+            return []
+        return self.dismiss(key, Why.RECLAIMED)
 
     def rest(self, key: Key, until_s: float) -> None:
         """Let a model not be loaded again before a time."""
         self._seats[key].rests_until_s = until_s
 
+    def take_displaced(self, key: Key) -> tuple[Key, ...]:
+        """Return who left for a model's load, once."""
+        seat = self._seats[key]
+        displaced, seat.displaced = seat.displaced, ()
+        return displaced
+
     def hold(self, key: Key, *, held: bool) -> None:
         """Let nobody use or load a model, or let them again."""
         self._seats[key].held = held
 
-    def dismiss(self, key: Key) -> list[Action]:
+    def dismiss(self, key: Key, why: Why = Why.ORDERED) -> list[Action]:
         """Return what unloads a model, whatever waits for it."""
         seat = self._seats[key]
         if seat.phase is Phase.ADMITTED:
             seat.change(Change.WITHDRAW)
         if seat.phase not in {Phase.LOADING, Phase.RESIDENT}:
             return []
+        seat.why = why
         seat.change(Change.DISMISS)
         return [Unload(key)]
 
@@ -296,7 +232,13 @@ class Residency:
         victims = self._victims(missing, now_s)
         if victims is None:
             return False, []
-        actions = [action for victim in victims for action in self.dismiss(victim)]
+        left = [victim for victim in victims if not self._seats[victim].is_abandoned]
+        seat.displaced = tuple(dict.fromkeys((*seat.displaced, *left)))  # the load may have been refused before
+        actions = [
+            action
+            for victim in victims
+            for action in self.dismiss(victim, Why.ABANDONED if self._seats[victim].is_abandoned else Why.EVICTED)
+        ]
         seat.change(Change.ADMIT)
         return True, actions
 
@@ -304,6 +246,7 @@ class Residency:
 
     def decide(self, now_s: float) -> Decision:
         """Return what to do now."""
+        self._forget_ceiling(now_s)
         self._closing.clear()
         self._again_s = math.inf
         actions: list[Action] = self._settled()
@@ -314,6 +257,14 @@ class Residency:
             if not goes_on:
                 break
         return Decision(tuple(actions), None if self._again_s == math.inf else self._again_s)
+
+    def _forget_ceiling(self, now_s: float) -> None:
+        """Forget an old ceiling, but not while somebody makes room below it: who closes must not open again for that."""
+        makes_room = self._closing or any(
+            seat.is_asking or seat.phase in {Phase.ADMITTED, Phase.LEAVING} for seat in self._seats.values()
+        )
+        if self._ceiling is not None and now_s >= self._ceiling.until_s and not makes_room:
+            self._ceiling = None
 
     def _settled(self) -> list[Action]:
         """Take back what nobody waits for any more, and what should be asked for at a better rank."""
@@ -330,10 +281,12 @@ class Residency:
     def _expired(self, now_s: float) -> list[Action]:
         actions: list[Action] = []
         for key, seat in self._seats.items():
+            if seat.must_leave and not seat.active and seat.phase is Phase.RESIDENT:
+                actions += self.dismiss(key, Why.LOST)
             if not seat.may_leave or seat.active or seat.waiters or seat.ttl_s <= 0:
                 continue
             if now_s >= seat.used_s + seat.ttl_s:
-                actions += self.dismiss(key)
+                actions += self.dismiss(key, Why.IDLE)
             else:
                 self._look_again(seat.used_s + seat.ttl_s, now_s)
         return actions
@@ -355,73 +308,33 @@ class Residency:
         """Return what brings a model nearer to memory, and whether those behind it may go on too."""
         seat = self._seats[key]
         if seat.phase is Phase.ADMITTED:
-            if seat.need_mib > self._budget() - self.charged_mib:
+            if seat.need_mib > self._limit() - self.charged_mib:
                 return [], False
             seat.change(Change.START)
             seat.began_s = now_s
             return [Load(key)], True
-        most_mib = self._budget() - sum(s.need_mib for k, s in self._seats.items() if k != key and self._stays(s))
+        most_mib = self._budget() - sum(s.need_mib for k, s in self._seats.items() if k != key and s.stays)
         if seat.need_mib > most_mib:
             return [Refuse(key, seat.need_mib, int(most_mib))], True
         missing = seat.need_mib - self._room(besides=key) - self._leaving()
+        if missing > could_free_mib(self._seats) and self._ceiling is not None:
+            self._look_again(self._ceiling.until_s, now_s)
         victims = self._victims(missing, now_s)
         if victims is None or seat.is_asking:
             return [], seat.is_asking
         seat.asked_rank = seat.best.rank
         return [Ask(key, seat.best.rank, seat.best.operator)], True
 
-    def _victims(self, missing_mib: float, now_s: float) -> list[Key] | None:
-        """Return who makes room now, least recently used first; None when it is not enough yet.
+    def _victims(self, missing_mib: float, now_s: float) -> tuple[Key, ...] | None:
+        """Return who makes room now; None when it is not enough yet.
 
         Whose turn is over takes no new requests from now on, as far as its room is needed.
         """
-        abandoned = [k for k, s in self._seats.items() if s.is_abandoned]
-        could = sorted((k for k, s in self._seats.items() if s.may_leave), key=lambda k: self._seats[k].used_s)
-        now = [*abandoned, *(k for k in could if self._leaves_now(self._seats[k], now_s))]
-        chosen, missing = self._until(now, missing_mib)
-        if missing <= 0:
-            needed = self._needed(chosen, missing_mib)
-            self._close(needed, now_s)
-            return needed
-        later = sorted((k for k in could if k not in chosen), key=lambda k: self._seats[k].ready_s)
-        more, missing = self._until(later, missing)
-        needed = self._needed([*chosen, *more], missing_mib) if missing <= 0 else []
-        self._close(needed, now_s)
-        for key in needed:
-            seat = self._seats[key]
-            self._look_again(self._turn_ends_s(seat), now_s)
-            if seat.active == 0 and not seat.waiters:
-                self._look_again(seat.used_s + self._policy.linger_s, now_s)
-        return None
-
-    def _needed(self, keys: Sequence[Key], missing_mib: float) -> list[Key]:
-        """Return the models without those whose room the others make superfluous."""
-        needed = list(keys)
-        for key in keys:
-            if sum(self._seats[other].need_mib for other in needed if other != key) >= missing_mib:
-                needed.remove(key)
-        return needed
-
-    def _until(self, keys: Iterable[Key], missing_mib: float) -> tuple[list[Key], float]:
-        """Return as many of the models as free what is missing, and what is still missing then."""
-        chosen: list[Key] = []
-        for key in keys:
-            if missing_mib <= 0:
-                break
-            chosen.append(key)
-            missing_mib -= self._seats[key].need_mib
-        return chosen, missing_mib
-
-    def _close(self, keys: Iterable[Key], now_s: float) -> None:
-        self._closing.update(key for key in keys if now_s >= self._turn_ends_s(self._seats[key]))
-
-    def _leaves_now(self, seat: Seat, now_s: float) -> bool:
-        if seat.active:
-            return False
-        return now_s >= self._turn_ends_s(seat) or (not seat.waiters and now_s >= seat.used_s + self._policy.linger_s)
-
-    def _turn_ends_s(self, seat: Seat) -> float:
-        return seat.ready_s + max(self._policy.turn_s, seat.ready_s - seat.began_s)
+        eviction = evict(self._seats, missing_mib, self._policy, now_s)
+        self._closing.update(eviction.closing)
+        for at_s in eviction.again_s:
+            self._look_again(at_s, now_s)
+        return eviction.leaving
 
     def _look_again(self, at_s: float, now_s: float) -> None:
         if at_s > now_s:
@@ -430,6 +343,10 @@ class Residency:
     def _budget(self) -> float:
         return math.inf if self._policy.budget_mib is None else self._policy.budget_mib
 
+    def _limit(self) -> float:
+        """Return what all models may take now, MiB."""
+        return self._budget() if self._ceiling is None else min(self._budget(), self._ceiling.mib)
+
     def _room(self, *, besides: Key) -> float:
         """Return what is neither charged nor promised to another, MiB."""
         promised = sum(
@@ -437,11 +354,7 @@ class Residency:
             for key, seat in self._seats.items()
             if key != besides and (seat.phase is Phase.ADMITTED or seat.is_asking)
         )
-        return self._budget() - self.charged_mib - promised
+        return self._limit() - self.charged_mib - promised
 
     def _leaving(self) -> int:
         return sum(seat.need_mib for seat in self._seats.values() if seat.phase is Phase.LEAVING)
-
-    def _stays(self, seat: Seat) -> bool:
-        """Return whether a model's room can never be had by another."""
-        return seat.pinned and seat.phase in {Phase.LOADING, Phase.RESIDENT}

@@ -8,18 +8,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from services.llm.core.residency import (
-    Ask,
-    IllegalChangeError,
-    Load,
-    Phase,
-    Policy,
-    Refuse,
-    Residency,
-    Unload,
-    Waiter,
-    Withdraw,
-)
+from services.llm.core.residency import Ask, Load, Refuse, Residency, Unload, Withdraw
+from services.llm.core.seats import IllegalChangeError, Phase, Policy, Waiter
 
 A, B, C = 1, 2, 3
 FREE, PAID = 1, 3
@@ -61,7 +51,7 @@ class Table:
                 self.residency.loaded(key, self.now)
             case Unload(key=key):
                 self.unloads.append(key)
-                self.residency.gone(key)
+                self.residency.gone(key, self.now)
             case Refuse(key=key):
                 self.refused.append(key)
                 self.residency.seat(key).waiters.clear()
@@ -254,7 +244,7 @@ def test_a_load_nobody_waits_for_goes_on_until_another_is_wanted() -> None:
     assert residency.decide(table.now).actions == (Ask(B, FREE, operator=False),)
     assert residency.commit(B, table.now) == (True, [Unload(A)])
     assert residency.decide(table.now).actions == (), "charged until its process is gone"
-    residency.gone(A)
+    residency.gone(A, 0)
     assert residency.decide(table.now).actions == (Load(B),)
 
 
@@ -445,10 +435,20 @@ class Events(RuleBasedStateMachine):
         self.loading.discard(key)
         if fails:
             self.hosts.discard(key)
-            self.residency.gone(key)
+            self.residency.gone(key, self.now)
             self.residency.rest(key, self.now + 1)
         else:
             self.residency.loaded(key, self.now)
+        self.decide()
+
+    @precondition(lambda self: self.loading)
+    @rule(room_mib=st.integers(0, 100))
+    def memory_is_refused(self, room_mib: int) -> None:
+        key = min(self.loading)
+        self.loading.discard(key)
+        self.hosts.discard(key)
+        self.residency.capped(key, room_mib, self.now + 1)
+        self.residency.gone(key, self.now)
         self.decide()
 
     @precondition(lambda self: self.ending)
@@ -504,7 +504,7 @@ class Events(RuleBasedStateMachine):
     def host_ends_of(self, key: int) -> None:
         self.ending.discard(key)
         self.hosts.discard(key)
-        self.residency.gone(key)
+        self.residency.gone(key, self.now)
 
 
 Events.TestCase.settings = settings(
