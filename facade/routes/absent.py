@@ -58,7 +58,7 @@ _SERVED_BY: Final = {
         "/v1/videos",
         "/v1/videos/{rest:path}",
     ),
-    "the ledger": ("/metrics", "/errors"),
+    "the ledger": ("/errors",),
     "the dashboard": ("/ui", "/ui/{rest:path}"),
     "the operator's services": ("/admin/{rest:path}",),
 }

@@ -1,4 +1,4 @@
-"""GET /health, /readyz and /status."""
+"""GET /health, /readyz, /status and /metrics."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +8,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from facade.describe import answers
-from facade.door import principal_of
+from facade.door import operator_of, principal_of
 from facade.errors import error_object
 from facade.peers import Health
+from facade.translate.metrics import CONTENT_TYPE, exposition
 from facade.translate.state import summary
 from facade.wiring import Facade
 from services.kit.errors import DomainError, Reason
@@ -62,6 +63,16 @@ def router(facade: Facade) -> APIRouter:
         fresh = all(not each["stale"] for each in services.values())
         verdict = _verdict(await facade.peers.health()) if fresh else "degraded"
         return _json({"status": verdict, "services": services, **summary(services)})
+
+    @routes.get(
+        "/metrics",
+        summary="Show the figures of all services in Prometheus's text format",
+        responses={200: {"description": "Prometheus's text format", "content": {"text/plain": {}}}},
+        response_class=Response,
+    )
+    async def metrics(request: Request) -> Response:
+        operator_of(request.scope)
+        return Response(exposition(await facade.peers.status()), headers={"content-type": CONTENT_TYPE})
 
     return routes
 

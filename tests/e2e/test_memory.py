@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -48,7 +49,36 @@ def test_a_lease_lives_over_rest_and_its_end_is_counted(mesh, operator):
     assert operator.post("/v1/gpu/release", json=body).json() == {"released": True}
     assert operator.post("/v1/gpu/release", json=body).json() == {"released": False}
     assert operator.get("/v1/gpu/vram").json()["omniserve_vram_evictions_total"]["idle"] >= 1
-    assert operator.get("/v1/host/memory").json()["available_mib"] > 0
+    memory = operator.get("/v1/host/memory").json()
+    assert memory["available_mib"] > 0
+    assert (memory["enabled"], memory["keep_free_percent"]) == (True, 5)
+
+
+def test_another_process_takes_the_device_over_and_gives_it_back(operator, mesh):
+    held = operator.post("/admin/hold", params={"seconds": 100, "reason": "trainer"}, json={})
+    assert held.status_code == 200
+    assert (held.json()["drained"], held.json()["in_flight"]) == (True, 0)
+    asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(httpx.post, f"{mesh.public_url}/v1/chat/completions", json=asked, timeout=120)
+        pools = operator.get("/status").json()["services"]["admission"]["pools"]
+        while not any(pool["waiting"] for pool in pools):
+            assert not answer.done(), "nothing begins while the device is held"
+            pools = operator.get("/status").json()["services"]["admission"]["pools"]
+        assert operator.post("/admin/release", json={}).json() == {"released": True}
+        assert answer.result().status_code == 200
+    assert operator.post("/admin/release", json={}).json() == {"released": False}
+
+
+def test_the_figures_are_there_for_prometheus_and_for_the_operator_only(operator, mesh):
+    answer = operator.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    told = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
+    assert float(told["omniserve_vram_free_gib"]) > 0
+    assert told["omniserve_vram_available"] == "1"
+    assert told['omniserve_service_stale{service="vram"}'] == "0"
+    assert float(told["omniserve_vram_leases"]) >= 0
+    assert httpx.get(f"{mesh.public_url}/metrics").status_code == 404
 
 
 def test_a_denial_is_a_200_and_bad_input_names_its_field(operator):

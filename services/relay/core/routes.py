@@ -159,7 +159,7 @@ _MESH: Final = tuple(
         ("health", "/health", True),
         ("ready", "/readyz", True),
         ("status", "/status", True),
-        ("metrics", "/metrics", False),
+        ("metrics", "/metrics", True),
         ("errors", "/errors", False),
         ("models", "/v1/models", True),
         ("docs", "/docs", True),

@@ -128,6 +128,7 @@ async def test_the_description_has_the_fields_that_requests_are_parsed_by(mesh):
         "/health",
         "/readyz",
         "/status",
+        "/metrics",
         "/v1/gpu/vram",
         "/v1/gpu/lease",
         "/v1/gpu/renew",
