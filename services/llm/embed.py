@@ -80,9 +80,9 @@ class Embeddings:
 
     async def rerank(self, work: RerankWork, caller: Caller) -> Reranked:
         """Return the documents by their score: the model's own, or the cosine with the query. Raises DomainError."""
-        check_rerank(work, prompt_bytes=self._waits.prompt_bytes)
         while True:
             model = self._model(work.model, Kind.RERANK, Kind.EMBEDDING)
+            check_rerank(work, prompt_bytes=self._waits.prompt_bytes)
             try:
                 return await self._rerank(model, work, caller)
             except ReplacedError:
