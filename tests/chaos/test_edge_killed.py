@@ -18,7 +18,10 @@ ROUNDS = {"admission": 4, "relay": 2, "envoy": 2, "workers": 4}
 def proxied(tmp_path_factory, make_mesh, free_ports, wait_until):
     upstreams = {"OMNISERVE_TTS_UPSTREAM": "tts"}
     folder = tmp_path_factory.mktemp("killed")
-    with proxied_mesh(folder, make_mesh, free_ports, wait_until, upstreams, OMNISERVE_SLOTS=str(SLOTS)) as running:
+    # A start takes as long as the machine makes it; who asks meanwhile is held for that long.
+    patience = {"OMNISERVE_EDGE_HOLD_S": "110", "OMNISERVE_FACADE_PEER_WAIT_S": "110"}
+    settings = {"OMNISERVE_SLOTS": str(SLOTS), **patience}
+    with proxied_mesh(folder, make_mesh, free_ports, wait_until, upstreams, **settings) as running:
         yield running
 
 
