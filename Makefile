@@ -93,9 +93,15 @@ check: setup ## Lint, types, import contracts, proto lint.
 	$(BIN)/buf lint
 	$(BIN)/shellcheck $(SHELL_FILES)
 
+# How many processes run the tests beside each other, file by file; 0: this one, one test after another.
+TEST_PROCESSES ?= 0
+
+# Tests start services hundreds of times, which is quicker when Python keeps what it compiled, whatever the caller prefers.
+test: export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: test
 test: check ## Every gate and every test.
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: chaos
 chaos: setup ## Kill the memory broker 200 times under load, race 10,000 times for memory; `make test` does less of it.

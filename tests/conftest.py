@@ -1,5 +1,6 @@
 """The whole mesh as a fixture: real processes under the real launcher, on free ports, with a state directory of its own."""
 
+import functools
 import os
 import random
 import signal
@@ -7,8 +8,9 @@ import socket
 import subprocess
 import sys
 import time
+import xmlrpc.client
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,19 +19,49 @@ import httpx
 import hypothesis
 import psutil
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
+from httpx._transports import default as transports
 
 from deploy.control import NotRunningError, Process, Supervisor
+from tests.fixtures.parallel import arrange, calm_openmp, own_ports, restore_interrupt, turn
 
 # Continuous integration judges a commit, so the same commit gets the same examples; everybody else explores.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
 
+restore_interrupt()
+calm_openmp()
+
+# A client of httpx or of an official SDK reads the authorities of the whole web, which takes longer than most requests here,
+# and every such client reads the same ones.
+transports.create_ssl_context = functools.cache(transports.create_ssl_context)
+# Where a test says nothing of time: on a crowded machine, more than httpx's own 5 s can pass before an answer.
+for step in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, step, 60.0)
+
 ROOT = Path(__file__).resolve().parents[1]
 START_LIMIT_S = 240.0
 # How far above its own port admission listens for Envoy's calls, unless told otherwise.
 BESIDE = 11
+LOWEST_PORT, HIGHEST_PORT = own_ports(20_000, 31_000)
 _given: deque[int] = deque(maxlen=200)
+_chance = random.Random()  # tests that make their scenario from a seed must not get the same ports again
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under pytest-xdist, begin with what takes long."""
+    if hasattr(config, "workerinput"):
+        arrange(items)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Under pytest-xdist, keep others from running beside a test that is marked so; waiting counts for no time limit."""
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    with turn(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 def free_ports(count: int) -> list[int]:
@@ -39,7 +71,7 @@ def free_ports(count: int) -> list[int]:
     """
     found: list[int] = []
     while len(found) < count:
-        port = random.randint(20_000, 31_000)
+        port = _chance.randint(LOWEST_PORT, HIGHEST_PORT - BESIDE)
         if not {port, port + BESIDE} & {*_given, *(each + BESIDE for each in _given)} and all(
             _is_free(each) for each in (port, port + BESIDE)
         ):
@@ -207,7 +239,9 @@ def running_mesh(state_dir: Path, **overrides: str) -> Iterator[Mesh]:
 
 def _stop(mesh: Mesh) -> None:
     with suppress(NotRunningError):
-        pids = [process.pid for process in mesh.processes().values() if process.pid]
+        pids: list[int] = []
+        with suppress(xmlrpc.client.Fault):  # one that is shutting down already tells nothing
+            pids = [process.pid for process in mesh.processes().values() if process.pid]
         mesh.launcher.terminate()
         with suppress(subprocess.TimeoutExpired):
             mesh.launcher.wait(5)

@@ -9,6 +9,8 @@ import pytest
 from tests.fixtures.load import Chats, Load
 from tests.fixtures.proxied import proxied_mesh
 
+pytestmark = pytest.mark.alone
+
 SLOTS = 4
 RESTARTS = int(os.environ.get("OMNISERVE_CHAOS_RESTARTS", "1"))
 ROUNDS = {"admission": 4, "relay": 2, "envoy": 2, "workers": 4}

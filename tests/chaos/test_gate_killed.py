@@ -5,8 +5,12 @@ import os
 import random
 import signal
 
+import pytest
+
 from tests.fixtures.gated import Gated, gated
 from tests.fixtures.workers import new_mark
+
+pytestmark = pytest.mark.alone
 
 SLOTS = 4
 KILLS = int(os.environ.get("OMNISERVE_CHAOS_KILLS", "4"))

@@ -45,7 +45,7 @@ class Stream(threading.Thread):
 
 
 def engine(mesh) -> dict:
-    return httpx.get(f"{mesh.operator_url}/status", timeout=10).json()["services"]["llm"]["engines"][0]
+    return httpx.get(f"{mesh.operator_url}/status", timeout=60).json()["services"]["llm"]["engines"][0]
 
 
 @pytest.mark.parametrize("victim", ["llm", "host"])
@@ -76,7 +76,7 @@ def test_readiness_tells_the_truth_while_llm_is_down(mesh):
     mesh.kill("llm")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        status = httpx.get(f"{mesh.public_url}/readyz", timeout=10).status_code
+        status = httpx.get(f"{mesh.public_url}/readyz", timeout=60).status_code
         seen.append(status)
         if status == 200 and 503 in seen:
             break

@@ -17,7 +17,7 @@ def client(mesh):
 
 @pytest.fixture
 def model(mesh) -> str:
-    return httpx.get(f"{mesh.public_url}/v1/models", timeout=10).json()["data"][0]["id"]
+    return httpx.get(f"{mesh.public_url}/v1/models", timeout=60).json()["data"][0]["id"]
 
 
 def test_a_message_answers_paris_and_the_cache_is_told(client, model):

@@ -146,7 +146,7 @@ def test_the_wrapper_refuses_to_start_without_tokens(tmp_path):
     (tmp_path / "envoy" / "edge.env").write_text("ADMIN_PORT=1\nDRAIN_NOTICE_S=1\nDRAIN_LIMIT_S=1\nWORKERS=0\n")
     environ = {**os.environ, "OMNISERVE_STATE_DIR": str(tmp_path)}
     result = subprocess.run(
-        ["bash", "envoy/run.sh"], env=environ, capture_output=True, text=True, timeout=10, check=False
+        ["bash", "envoy/run.sh"], env=environ, capture_output=True, text=True, timeout=60, check=False
     )
     assert result.returncode == 2
     assert "tokens/envoy-public" in result.stderr

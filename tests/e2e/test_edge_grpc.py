@@ -31,7 +31,7 @@ def operator(door):
 
 def code_of(call, request, metadata=()):
     with pytest.raises(grpc.RpcError) as failure:
-        call(request, metadata=metadata, timeout=10)
+        call(request, metadata=metadata, timeout=60)
     return failure.value.code()
 
 
@@ -47,13 +47,13 @@ def frames(body):
 
 def test_a_native_caller_is_anonymous_with_the_tier_it_asked_for(public):
     metadata = (("x-omniserve-tier", "background"), ("x-omniserve-client", "somebody-rich"))
-    models = llm_pb2_grpc.LlmServiceStub(public).ListModels(llm_pb2.ListModelsRequest(), metadata=metadata, timeout=10)
+    models = llm_pb2_grpc.LlmServiceStub(public).ListModels(llm_pb2.ListModelsRequest(), metadata=metadata, timeout=60)
     assert models.models[0].name == "envoy-public"
     assert list(models.models[0].aliases) == ["anonymous", "background"]
 
 
 def test_a_stream_comes_through_in_order(public):
-    events = list(llm_pb2_grpc.LlmServiceStub(public).Chat(llm_pb2.ChatRequest(), timeout=10))
+    events = list(llm_pb2_grpc.LlmServiceStub(public).Chat(llm_pb2.ChatRequest(), timeout=60))
     assert [event.WhichOneof("event") for event in events] == ["output", "output", "done"]
 
 
@@ -62,7 +62,7 @@ def test_reflection_lists_the_services(public):
 
 
 def test_health_is_answered_through_the_door(public):
-    answer = health_pb2_grpc.HealthStub(public).Check(health_pb2.HealthCheckRequest(), timeout=10)
+    answer = health_pb2_grpc.HealthStub(public).Check(health_pb2.HealthCheckRequest(), timeout=60)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
@@ -77,16 +77,16 @@ def test_operator_rpcs_are_closed_to_the_public_whatever_the_metadata(public, do
 
 
 def test_operator_rpcs_are_open_on_the_operator_listener(operator):
-    llm_pb2_grpc.LlmServiceStub(operator).GetStatus(llm_pb2.GetStatusRequest(), timeout=10)
-    loaded = llm_pb2_grpc.LlmAdminServiceStub(operator).LoadModel(llm_pb2.LoadModelRequest(), timeout=10)
+    llm_pb2_grpc.LlmServiceStub(operator).GetStatus(llm_pb2.GetStatusRequest(), timeout=60)
+    loaded = llm_pb2_grpc.LlmAdminServiceStub(operator).LoadModel(llm_pb2.LoadModelRequest(), timeout=60)
     assert loaded.model.name == "envoy-operator"
-    state = admission_pb2_grpc.AdmissionServiceStub(operator).GetStatus(admission_pb2.GetStatusRequest(), timeout=10)
+    state = admission_pb2_grpc.AdmissionServiceStub(operator).GetStatus(admission_pb2.GetStatusRequest(), timeout=60)
     assert state.epoch == 7
 
 
 def test_mesh_rpcs_are_closed_on_both_listeners(public, operator):
     for channel in (public, operator):
-        session = llm_pb2_grpc.LlmServiceStub(channel).GenerateSession(iter(()), timeout=10)
+        session = llm_pb2_grpc.LlmServiceStub(channel).GenerateSession(iter(()), timeout=60)
         with pytest.raises(grpc.RpcError) as failure:
             next(session)
         assert failure.value.code() is grpc.StatusCode.PERMISSION_DENIED

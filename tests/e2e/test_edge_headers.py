@@ -18,7 +18,7 @@ def headers_behind(response):
 
 def raw_status(target, request):
     host, port = target.split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         connection.sendall(request)
         return connection.recv(4096).decode(errors="replace").splitlines()[0]
 

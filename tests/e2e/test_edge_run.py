@@ -64,7 +64,8 @@ def test_a_second_start_in_the_same_state_directory_is_refused(mesh):
 
 
 def test_ctrl_c_lets_a_running_stream_end_and_stops_everything(make_mesh, tmp_path):
-    with make_mesh(tmp_path) as mesh:
+    # As long as the answer takes on a crowded machine: a stream that is cut at the end of the grace is another scenario.
+    with make_mesh(tmp_path, OMNISERVE_DRAIN_GRACE_S="60", OMNISERVE_EDGE_DRAIN_LIMIT_S="90") as mesh:
         processes = family(mesh)
         body = {
             "messages": [{"role": "user", "content": "Tell me a story."}],
@@ -78,7 +79,7 @@ def test_ctrl_c_lets_a_running_stream_end_and_stops_everything(make_mesh, tmp_pa
             mesh.launcher.send_signal(signal.SIGINT)
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
-        assert mesh.launcher.wait(60) == 0
+        assert mesh.launcher.wait(120) == 0
         assert gone(processes)
 
 

@@ -103,7 +103,7 @@ def test_the_public_door_leads_to_no_lease(mesh):
     with closing(grpc.insecure_channel(mesh.public_target)) as channel:
         stub = vram_pb2_grpc.VramServiceStub(channel)
         with pytest.raises(grpc.RpcError) as failure:
-            stub.GetState(vram_pb2.GetStateRequest(), timeout=10)
+            stub.GetState(vram_pb2.GetStateRequest(), timeout=60)
     assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 

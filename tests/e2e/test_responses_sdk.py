@@ -17,7 +17,7 @@ def model(client) -> str:
 
 
 def jobs_serve(mesh) -> bool:
-    services = httpx.get(f"{mesh.public_url}/health", timeout=10).json()["services"]
+    services = httpx.get(f"{mesh.public_url}/health", timeout=60).json()["services"]
     return services["jobs"]["status"] == "serving"
 
 
@@ -77,5 +77,5 @@ def test_what_is_unsupported_is_refused_by_its_name(client, model, mesh):
     with pytest.raises(openai.NotFoundError) as refused:
         client.responses.create(model=model, input="x", previous_response_id="resp_unknown")
     assert refused.value.param == "previous_response_id"
-    cancelled = httpx.post(f"{mesh.public_url}/v1/responses/resp_x/cancel", json={}, timeout=10)
+    cancelled = httpx.post(f"{mesh.public_url}/v1/responses/resp_x/cancel", json={}, timeout=60)
     assert cancelled.status_code == 400

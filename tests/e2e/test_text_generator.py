@@ -77,7 +77,7 @@ def test_a_text_longer_than_the_context_is_refused_by_its_name(post, path):
 
 
 def test_the_older_completions_route_takes_its_model_from_the_path(post, mesh):
-    model = httpx.get(f"{mesh.public_url}/v1/models", timeout=10).json()["data"][0]["id"]
+    model = httpx.get(f"{mesh.public_url}/v1/models", timeout=60).json()["data"][0]["id"]
     with openai.OpenAI(base_url=f"{mesh.public_url}/v1/engines/{model}", api_key="none", max_retries=0) as client:
         answer = client.completions.create(model=model, prompt="One, two, three,", temperature=0, max_tokens=8)
     assert "four" in answer.choices[0].text

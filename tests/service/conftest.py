@@ -41,7 +41,7 @@ class LlmPair:
     async def engines(self) -> dict[str, llm_pb2.EngineStatus]:
         """Return the state of every engine that runs, by its model's name."""
         async with self.channel() as channel:
-            status = await llm_pb2_grpc.LlmServiceStub(channel).GetStatus(llm_pb2.GetStatusRequest(), timeout=10)
+            status = await llm_pb2_grpc.LlmServiceStub(channel).GetStatus(llm_pb2.GetStatusRequest(), timeout=60)
         return {engine.model: engine for engine in status.engines}
 
     async def engine(self) -> llm_pb2.EngineStatus:
@@ -52,7 +52,7 @@ class LlmPair:
         """Return how many permits are held, and how many asks wait."""
         async with open_channel(self.admission_address, caller="facade", state_dir=self.state_dir) as channel:
             stub = admission_pb2_grpc.AdmissionServiceStub(channel)
-            pools = (await stub.GetStatus(admission_pb2.GetStatusRequest(), timeout=10)).pools
+            pools = (await stub.GetStatus(admission_pb2.GetStatusRequest(), timeout=60)).pools
         return sum(pool.permits for pool in pools), sum(pool.waiting for pool in pools)
 
     async def idle(self) -> None:

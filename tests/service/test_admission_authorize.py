@@ -277,7 +277,7 @@ def test_a_header_that_comes_twice_lets_nobody_in(keyed):
 def test_a_head_that_is_no_text_is_only_its_callers_trouble(keyed):
     host, port = keyed.public.removeprefix("http://").split(":")
     for head in (b"GET /v1/x HTTP/1.1\r\nx-api-key: \xff\xfe", b"GET /v1/\xff?secret=%FF%FE HTTP/1.1\r\nsecret: \xc3("):
-        with socket.create_connection((host, int(port)), timeout=10) as line:
+        with socket.create_connection((host, int(port)), timeout=60) as line:
             line.sendall(head + b"\r\nhost: x\r\nconnection: close\r\n\r\n")
             assert line.recv(12) in {b"HTTP/1.1 401", b"HTTP/1.1 400"}
     assert keyed.who(x_api_key="from-yaml")[0] == "configured"
@@ -327,7 +327,7 @@ def test_an_unknown_tier_is_a_bad_request(keyed):
 
 def say(door: Door, *metadata: tuple[str, str]) -> str:
     with grpc.insecure_channel(door.public.removeprefix("http://")) as channel:
-        answer: bytes = channel.unary_unary(RPC)(b"", metadata=metadata, timeout=10)
+        answer: bytes = channel.unary_unary(RPC)(b"", metadata=metadata, timeout=60)
     return answer.decode()
 
 
@@ -391,7 +391,7 @@ def test_nobody_but_envoy_asks_who_a_key_belongs_to(keyed):
     check = channel.unary_unary("/envoy.service.auth.v3.Authorization/Check")
     for token in ("", ensure_token(keyed.state_dir, "jobs"), ensure_token(keyed.state_dir, "envoy-public")):
         with pytest.raises(grpc.RpcError) as caught:
-            check(b"", metadata=[("x-omniserve-service-token", token)], timeout=10)
+            check(b"", metadata=[("x-omniserve-service-token", token)], timeout=60)
         assert caught.value.code() in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
     channel.close()
 

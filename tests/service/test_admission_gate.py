@@ -261,6 +261,7 @@ async def raw_get(gate: Gated, burst: "asyncio.Semaphore") -> bytes:
     return answer.split(b"\r\n", 1)[0]
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(600)
 async def test_of_three_thousand_that_wait_none_is_lost(tmp_path, free_ports, wait_until):
     with gated(tmp_path / "s", free_ports, wait_until, SLOTS="4", ADMISSION_TIMEOUT_S="300") as gate:

@@ -60,7 +60,7 @@ class Admission:
     async def status(self) -> pb.PoolStatus:
         async with self.channel("cli") as channel:
             stub = admission_pb2_grpc.AdmissionServiceStub(channel)
-            answer = await stub.GetStatus(pb.GetStatusRequest(), timeout=10, wait_for_ready=True)
+            answer = await stub.GetStatus(pb.GetStatusRequest(), timeout=60, wait_for_ready=True)
         return next(pool for pool in answer.pools if pool.name == "gpu0")
 
     async def hold(self, **fields: object) -> pb.HoldResponse:

@@ -46,7 +46,7 @@ class Admission:
         return admission_pb2_grpc.AdmissionServiceStub(await self.channel(caller))
 
     async def pool(self) -> pb.PoolStatus:
-        answer = await (await self.stub("cli")).GetStatus(pb.GetStatusRequest(), timeout=10)
+        answer = await (await self.stub("cli")).GetStatus(pb.GetStatusRequest(), timeout=60)
         return next(pool for pool in answer.pools if pool.name == "gpu0")
 
     def lost(self) -> list[str]:

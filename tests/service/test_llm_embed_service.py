@@ -97,7 +97,7 @@ async def stub(pair):
 
 
 async def engine(stub, name: str = NAME) -> pb.EngineStatus:
-    status = await stub.GetStatus(pb.GetStatusRequest(), timeout=10)
+    status = await stub.GetStatus(pb.GetStatusRequest(), timeout=60)
     return next(each for each in status.engines if each.model == name)
 
 
@@ -177,7 +177,7 @@ async def test_an_embedding_takes_a_slot_of_the_cpu_pool_and_none_of_the_device(
 async def pools(pair) -> dict[str, admission_pb2.PoolStatus]:
     async with open_channel(pair.admission_address, caller="facade", state_dir=pair.state_dir) as channel:
         stub = admission_pb2_grpc.AdmissionServiceStub(channel)
-        status = await stub.GetStatus(admission_pb2.GetStatusRequest(), timeout=10)
+        status = await stub.GetStatus(admission_pb2.GetStatusRequest(), timeout=60)
     return {pool.name: pool for pool in status.pools}
 
 
@@ -227,7 +227,7 @@ async def test_what_cannot_be_ranked_is_refused_by_its_field(stub, request_, fie
 
 
 async def test_the_catalogue_and_the_status_show_the_models(stub):
-    models = {model.name: model for model in (await stub.ListModels(pb.ListModelsRequest(), timeout=10)).models}
+    models = {model.name: model for model in (await stub.ListModels(pb.ListModelsRequest(), timeout=60)).models}
     assert models[NAME].kind == pb.MODEL_KIND_EMBEDDING
     assert models[NAME].embedding_dimensions == 384
     assert models[NAME].context_tokens == 512

@@ -288,17 +288,17 @@ class Mesh:
 class LlmProcess:
     """The llm server; may be stopped and started again on its port."""
 
-    def __init__(self, settings: PeerSettings, servicer: ScriptedLlm, admin: ScriptedLlmAdmin) -> None:
+    def __init__(self, settings: PeerSettings, servicer: ScriptedLlm, admin: ScriptedLlmAdmin, port: int) -> None:
         self._settings = settings
         self._servicer = servicer
         self._admin = admin
         self._stack = AsyncExitStack()
-        self.port = 0
+        self.port = port
         self.health = HealthHandle()
 
     async def start(self) -> None:
         self.health = HealthHandle()
-        self.port = await self._stack.enter_async_context(
+        await self._stack.enter_async_context(
             running_server(
                 name="llm",
                 settings=self._settings,
@@ -329,10 +329,10 @@ async def _start_jobs(stack: AsyncExitStack, state_dir: Path) -> int:
 
 
 @asynccontextmanager
-async def _mesh(state_dir: Path, **overrides: object) -> AsyncIterator[Mesh]:
+async def _mesh(state_dir: Path, llm_port: int, **overrides: object) -> AsyncIterator[Mesh]:
     peers = PeerSettings(state_dir=state_dir, drain_grace_s=0.05)
     servicer, admin = ScriptedLlm(), ScriptedLlmAdmin()
-    llm = LlmProcess(peers, servicer, admin)
+    llm = LlmProcess(peers, servicer, admin, llm_port)
     admission_admin = ScriptedAdmissionAdmin()
 
     def register_admission(server: grpc.aio.Server) -> None:
@@ -396,15 +396,15 @@ async def _mesh(state_dir: Path, **overrides: object) -> AsyncIterator[Mesh]:
 
 
 @pytest.fixture
-def open_mesh(tmp_path: Path):
+def open_mesh(tmp_path: Path, free_ports: Callable[[int], list[int]]):
     """Return `open_mesh(**settings)`, a context manager that gives a Mesh."""
-    return lambda **overrides: _mesh(tmp_path, **overrides)
+    return lambda **overrides: _mesh(tmp_path, free_ports(1)[0], **overrides)
 
 
 @pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
+async def mesh(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> AsyncIterator[Mesh]:
     """A facade over a scripted llm and admission."""
-    async with _mesh(tmp_path) as opened:
+    async with _mesh(tmp_path, free_ports(1)[0]) as opened:
         yield opened
 
 

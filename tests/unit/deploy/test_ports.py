@@ -19,16 +19,13 @@ def test_a_taken_port_is_named_with_its_setting_and_its_holder(taken):
     assert "(pid " in sentence
 
 
-def test_a_free_port_is_no_problem(taken):
-    free = socket.create_server(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-    free.close()
+def test_a_free_port_is_no_problem(free_ports):
+    (port,) = free_ports(1)
     assert problems([Listen("127.0.0.1", port, "A")]) == []
 
 
-def test_one_port_for_two_processes_is_named_with_both_settings():
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
+def test_one_port_for_two_processes_is_named_with_both_settings(free_ports):
+    (port,) = free_ports(1)
     (sentence,) = problems([Listen("127.0.0.1", port, "A_PORT"), Listen("127.0.0.1", port, "B_PORT")])
     assert "A_PORT" in sentence
     assert "B_PORT" in sentence
