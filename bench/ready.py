@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.llm.load import Burst, run_burst
-from bench.llm.mesh import Ports, door_settings
+from bench.llm.mesh import door_settings
 from bench.llm.sides import chat_body, wait_ready
 from bench.measure import spread
-from bench.processes import CHECKOUT, Child, free_ports, stop_children_on_signal
+from bench.processes import CHECKOUT, Child, stop_children_on_signal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,15 +25,15 @@ READY_LIMIT_S = 120.0
 
 def one_start(command: Sequence[str]) -> tuple[float, float]:
     """Seconds from the command to /readyz saying 200, and then to a whole answer; everything is stopped again."""
-    ports = Ports(*free_ports(len(Ports.__dataclass_fields__)))
     with tempfile.TemporaryDirectory(prefix="omniserve-bench-") as folder:
-        environ = dict(os.environ) | door_settings(ports, Path(folder) / "state")
+        doors = door_settings(Path(folder) / "state")
+        environ, port = dict(os.environ) | doors, int(doors["OMNISERVE_EDGE_PORT"])
         start_s = time.monotonic()
         with Child(command, environ=environ, log=Path(folder) / "run.log", cwd=CHECKOUT) as child:
-            wait_ready(f"http://127.0.0.1:{ports.public}/readyz", child.check, READY_LIMIT_S)
+            wait_ready(f"http://127.0.0.1:{port}/readyz", child.check, READY_LIMIT_S)
             ready_s = time.monotonic() - start_s
             body = chat_body("What is the capital of France?", 8)
-            complaint = run_burst(Burst(ports.public, "/v1/chat/completions", (body,), 60.0)).complaint(8)
+            complaint = run_burst(Burst(port, "/v1/chat/completions", (body,), 60.0)).complaint(8)
             answered_s = time.monotonic() - start_s
         if complaint:
             raise RuntimeError(f"ready, but the first chat failed: {complaint}")

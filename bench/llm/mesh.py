@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import grpc
 
@@ -24,36 +23,34 @@ if TYPE_CHECKING:
 CALL_LIMIT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """Loopback ports of one mesh."""
-
-    public: int
-    operator: int
-    envoy_admin: int
-    facade: int
-    admission: int
-    llm: int
-
-
-def door_settings(ports: Ports, state_dir: Path) -> dict[str, str]:
-    """Environment of a mesh that keeps to these ports and this directory."""
-    return {
-        "OMNISERVE_STATE_DIR": str(state_dir),
-        "OMNISERVE_EDGE_PORT": str(ports.public),
-        "OMNISERVE_EDGE_OPERATOR_PORT": str(ports.operator),
-        "OMNISERVE_EDGE_ADMIN_PORT": str(ports.envoy_admin),
-        "OMNISERVE_FACADE_LISTEN": f"127.0.0.1:{ports.facade}",
-        "OMNISERVE_FACADE_ADDRESS": f"127.0.0.1:{ports.facade}",
-        "OMNISERVE_ADMISSION_LISTEN": f"127.0.0.1:{ports.admission}",
-        "OMNISERVE_ADMISSION_ADDRESS": f"127.0.0.1:{ports.admission}",
-        "OMNISERVE_LLM_LISTEN": f"127.0.0.1:{ports.llm}",
-        "OMNISERVE_LLM_ADDRESS": f"127.0.0.1:{ports.llm}",
-    }
+DOORS: Final = {
+    "OMNISERVE_EDGE_PORT": "{}",
+    "OMNISERVE_EDGE_OPERATOR_PORT": "{}",
+    "OMNISERVE_EDGE_MESH_PORT": "{}",
+    "OMNISERVE_EDGE_ADMIN_PORT": "{}",
+    "OMNISERVE_ADMISSION_LISTEN": "127.0.0.1:{}",
+    "OMNISERVE_ADMISSION_CHECKS_LISTEN": "127.0.0.1:{}",
+    "OMNISERVE_VRAM_LISTEN": "127.0.0.1:{}",
+    "OMNISERVE_RELAY_LISTEN": "127.0.0.1:{}",
+    "OMNISERVE_LLM_LISTEN": "127.0.0.1:{}",
+    "OMNISERVE_JOBS_LISTEN": "127.0.0.1:{}",
+    "OMNISERVE_FACADE_LISTEN": "127.0.0.1:{}",
+}
+"""Every port of a mesh, by the setting that holds it."""
 
 
-def settings(shape: Shape, ports: Ports, state_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a mesh of this shape; settings of ours that `environ` brings along win, so that a run can vary one."""
+def door_settings(state_dir: Path) -> dict[str, str]:
+    """Environment of a mesh on free ports that keeps to this directory."""
+    ports = free_ports(len(DOORS))
+    doors = {name: form.format(port) for (name, form), port in zip(DOORS.items(), ports, strict=True)}
+    return {"OMNISERVE_STATE_DIR": str(state_dir), **doors}
+
+
+def settings(shape: Shape, doors: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Environment of a mesh of this shape with these doors (`door_settings`).
+
+    Settings of ours that `environ` brings along win over the shape, so that a run can vary one.
+    """
     own = {
         "OMNISERVE_LLM_GGUF": str(shape.gguf),
         "OMNISERVE_LLM_THREADS": str(shape.threads),
@@ -61,7 +58,7 @@ def settings(shape: Shape, ports: Ports, state_dir: Path, environ: Mapping[str, 
         "OMNISERVE_LLM_CTX": str(shape.context_tokens),
         "OMNISERVE_ADMISSION_SLOTS": str(shape.slots),
     }
-    return own | dict(environ) | door_settings(ports, state_dir)
+    return own | dict(environ) | dict(doors)
 
 
 def part_name(command: Sequence[str]) -> str:
@@ -82,12 +79,12 @@ class Mesh:
 
     name = "mesh"
 
-    def __init__(self, child: Child, ports: Ports, state_dir: Path, channels: contextlib.ExitStack) -> None:
-        self.port = ports.public
+    def __init__(self, child: Child, variables: Mapping[str, str], channels: contextlib.ExitStack) -> None:
+        self.port = int(variables["OMNISERVE_EDGE_PORT"])
         self.pid = child.pid
-        self._metadata = ((TOKEN_KEY, ensure_token(state_dir, "cli")),)
-        llm = channels.enter_context(grpc.insecure_channel(f"127.0.0.1:{ports.llm}"))
-        admission = channels.enter_context(grpc.insecure_channel(f"127.0.0.1:{ports.admission}"))
+        self._metadata = ((TOKEN_KEY, ensure_token(Path(variables["OMNISERVE_STATE_DIR"]), "cli")),)
+        llm = channels.enter_context(grpc.insecure_channel(variables["OMNISERVE_LLM_LISTEN"]))
+        admission = channels.enter_context(grpc.insecure_channel(variables["OMNISERVE_ADMISSION_LISTEN"]))
         self._llm = llm_pb2_grpc.LlmServiceStub(llm)
         self._admission = admission_pb2_grpc.AdmissionServiceStub(admission)
 
@@ -121,13 +118,11 @@ class Mesh:
 @contextlib.contextmanager
 def start_mesh(shape: Shape, *, environ: Mapping[str, str] = os.environ, folder: Path) -> Iterator[Mesh]:
     """Run a mesh with its state in `folder` until the block ends."""
-    ports = Ports(*free_ports(len(Ports.__dataclass_fields__)))
-    state_dir = folder / "mesh"
-    variables = settings(shape, ports, state_dir, environ)
+    variables = settings(shape, door_settings(folder / "mesh"), environ)
     command = [sys.executable, "-m", "deploy.run"]
     with (
         Child(command, environ=variables, log=folder / "mesh.log", cwd=CHECKOUT) as child,
         contextlib.ExitStack() as channels,
     ):
-        wait_ready(f"http://127.0.0.1:{ports.public}/readyz", child.check)
-        yield Mesh(child, ports, state_dir, channels)
+        wait_ready(f"http://127.0.0.1:{variables['OMNISERVE_EDGE_PORT']}/readyz", child.check)
+        yield Mesh(child, variables, channels)

@@ -7,6 +7,7 @@ import numpy as np
 from omniserve.llm.v1 import llm_pb2 as pb
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, Reason
+from services.llm.adapters.engine import Announcement
 from services.llm.adapters.text import Text
 from services.llm.core.adapters import AdapterSet, adapter_set
 from services.llm.core.catalogue import Kind
@@ -65,13 +66,13 @@ class Generator:
             resident = self.residents.find(work.model, Kind.CHAT)
             port.model = resident.name
             try:
-                with self.residents.visit(resident):
-                    await self._run(work, resident, port)
+                with self.residents.visit(resident), resident.engine.announce() as announcement:
+                    await self._run(work, resident, port, announcement)
             except ReplacedError:
                 continue
             return
 
-    async def _run(self, work: Work, resident: Resident, port: Port) -> None:
+    async def _run(self, work: Work, resident: Resident, port: Port, announcement: Announcement) -> None:
         vocabulary = await self.vocabulary(resident)
         options = check_options(
             work.options,
@@ -87,14 +88,31 @@ class Generator:
         timeline = Timeline(self._clock)
         watcher = _Watcher(port, timeline, form.shaper)
         asker = Asker(work.tier, work.client, work.request_id, options.may_wait)
+
+        def queued(position: int, eta_ms: int | None) -> None:
+            announcement.withdraw()
+            port.queued(position, eta_ms)
+
+        def loading(progress: float | None) -> None:
+            announcement.withdraw()
+            port.loading(progress)
+
         with generation_span(resident.name, work.content, options, limits, timeline):
-            async with self.residents.use(resident, asker, on_queued=port.queued, on_loading=port.loading):
+            async with self.residents.use(resident, asker, on_queued=queued, on_loading=loading):
                 timeline.granted()
                 limits = fit_context(options, prompt_tokens=len(prompt.tokens), context_tokens=resident.context_tokens)
                 if isinstance(work.content, Completion) and work.content.echo:
                     await self._echo(work.content, resident, prompt, options.choices, port)
                 await self._generate(
-                    work, resident, prompt, watcher, form, options=options, limits=limits, adapters=adapters
+                    work,
+                    resident,
+                    prompt,
+                    watcher,
+                    form,
+                    announcement=announcement,
+                    options=options,
+                    limits=limits,
+                    adapters=adapters,
                 )
             timeline.ended(watcher.finishes)
         port.done(_usage(watcher.finishes, timeline, form.shaper))
@@ -146,6 +164,7 @@ class Generator:
         watcher: "_Watcher",
         form: Form,
         *,
+        announcement: Announcement,
         options: Options,
         limits: Limits,
         adapters: AdapterSet,
@@ -170,6 +189,7 @@ class Generator:
             )
 
         ticket = resident.engine.submit(submit, watcher)
+        announcement.withdraw()
         try:
             await ticket.ended
         finally:

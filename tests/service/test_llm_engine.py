@@ -1,13 +1,16 @@
 """The engine on the real model, driven turn by turn: steps are counted, never timed."""
 
 import threading
+import time
 from collections.abc import Iterator
 from random import Random
 
 import pytest
 
 from services.llm.adapters.model_file import default_path
+from services.llm.core.patience import Patience
 from services.llm.core.wire import (
+    Announce,
     Cancel,
     Dry,
     Mirostat,
@@ -134,6 +137,57 @@ def test_what_comes_while_a_step_runs_is_in_the_next(driver: Driver) -> None:
     second = driver.submit(FRANCE, max_tokens=2)
     driver.turn()
     assert {s.submit.request for s in driver.engine._roster.active} == {first, second}
+
+
+@pytest.fixture
+def patient(driver: Driver) -> Iterator[Driver]:
+    driver.engine._patience = Patience(left_s=60.0, since_s=time.perf_counter(), most_s=60.0)
+    yield driver
+    driver.engine._patience = Patience()
+
+
+def test_a_request_that_is_on_its_way_is_computed_with_the_one_that_came_before_it(patient: Driver) -> None:
+    patient.engine.tell(Announce(1))
+    first = patient.submit(FRANCE)
+    steps = patient.counters.steps
+
+    def late() -> None:
+        patient.submit(QUESTIONS[1])
+        patient.engine.tell(Announce(-1))
+
+    sender = threading.Thread(target=late)
+    sender.start()
+    patient.turn()
+    sender.join()
+    assert patient.counters.steps == steps + 1
+    assert patient.counters.active == 2
+    patient.until(lambda: (first, 0) in patient.finished)
+
+
+def test_a_request_that_does_not_come_after_all_is_waited_for_no_longer(patient: Driver) -> None:
+    patient.engine.tell(Announce(1))
+    patient.submit(FRANCE)
+    sender = threading.Thread(target=lambda: patient.engine.tell(Announce(-1)))
+    sender.start()
+    patient.turn()
+    sender.join()
+    assert patient.counters.active == 1
+
+
+def test_a_request_that_is_announced_and_never_heard_of_again_stops_nobody(driver: Driver) -> None:
+    driver.engine.tell(Announce(1))
+    assert "Paris" in driver.run(FRANCE)
+    driver.engine.tell(Announce(-1))
+    driver.turn()
+
+
+def test_who_is_cancelled_while_others_are_waited_for_leaves_at_once(patient: Driver) -> None:
+    patient.engine.tell(Announce(1))
+    patient.engine.tell(Cancel(patient.submit(FRANCE)))
+    patient.turn()
+    assert patient.idle()
+    patient.engine.tell(Announce(-1))
+    patient.turn()
 
 
 def test_a_prompt_beside_running_answers_comes_in_pieces(driver: Driver) -> None:

@@ -4,15 +4,17 @@ import asyncio
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 import msgspec
 
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, Reason
+from services.llm.adapters.host_process import HostProcess
 from services.llm.adapters.keeper import Ears, EngineLimits, Keeper, Report, Role
 from services.llm.core.lifecycle import State
 from services.llm.core.wire import (
+    Announce,
     Cancel,
     Counters,
     Delta,
@@ -48,6 +50,27 @@ class Ticket:
     ended: asyncio.Future[None]
 
 
+class Announcement:
+    """A request that is being prepared: the engine waits a moment for it, unless it turns out not to come soon."""
+
+    def __init__(self, host: HostProcess[FromEngine] | None) -> None:
+        self._host = host
+        if host is not None:
+            host.send(Announce(1))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.withdraw()
+
+    def withdraw(self) -> None:
+        """Say that it has come, or will not come soon; once is enough."""
+        host, self._host = self._host, None
+        if host is not None:
+            host.send(Announce(-1))
+
+
 class Engine:
     """Supervises one engine host. `on_state` hears of every change of state; `past`: counters of hosts that are gone."""
 
@@ -77,6 +100,10 @@ class Engine:
         return len(self._tickets)
 
     # ---- requests ---------------------------------------------------------------------------------------------
+
+    def announce(self) -> Announcement:
+        """Tell the engine that a request for it is being prepared."""
+        return Announcement(self._keeper.host)
 
     def submit(self, submit: Callable[[int], Submit], sink: Sink) -> Ticket:
         """Give a request to the engine. Raises DomainError `engine_failed` when it is not ready after all."""

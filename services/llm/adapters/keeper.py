@@ -104,6 +104,11 @@ class Keeper(Generic[R]):
         """Whether the host takes requests."""
         return self._host is not None and self.report.state is State.READY
 
+    @property
+    def host(self) -> HostProcess[Any] | None:
+        """The host that serves, for who must tell it from its successor."""
+        return self._host if self.serving else None
+
     async def ready(self, *, wait_s: float) -> R:
         """Wait until the host serves and return what it says about itself. Raises DomainError `loading` after `wait_s`."""
         try:

@@ -152,6 +152,12 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     speculate: bool = False
 
 
+class Announce(msgspec.Struct, frozen=True, array_like=True, tag="announce"):
+    """So many more requests are being prepared (negative: fewer): the next step waits a moment for them."""
+
+    requests: int
+
+
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     """End a request now; nothing more is said about it."""
 
@@ -273,7 +279,7 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
     failures: list[Failure]
 
 
-ToEngine = EngineConfig | Submit | Cancel | Probe
+ToEngine = EngineConfig | Submit | Announce | Cancel | Probe
 FromEngine = Loading | Ready | LoadFailed | Step
 
 # ---- service <-> text host -----------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from services.llm.core import governor, planner
 from services.llm.core.adapters import AdapterSet, Turns
 from services.llm.core.choose import Floats, Likelihood, Scratch, likelihood
 from services.llm.core.flush import FlushPolicy
-from services.llm.core.wire import Cancel, Counters, EngineConfig, Probe, Progress, Step, Submit
+from services.llm.core.patience import Patience
+from services.llm.core.wire import Announce, Cancel, Counters, EngineConfig, Probe, Progress, Step, Submit
 from services.llm.host.adapters import Adapters
 from services.llm.host.context import ABORTED, NO_ROOM, Batch, Context
 from services.llm.host.grammar import Alphabet, GrammarError
@@ -27,7 +28,7 @@ from services.llm.host.step import Row, Share, fill, plan
 
 _WARM_UP_STEPS: Final = 3
 
-Command = Submit | Cancel | Probe
+Command = Submit | Announce | Cancel | Probe
 
 
 class Engine:
@@ -63,6 +64,9 @@ class Engine:
         self._threads = config.threads
         self._governed = config.govern_threads and config.threads > 1
         self._governor = governor.start(config.threads, time.perf_counter())
+        self._slots = config.slots
+        self._announced = 0
+        self._patience = Patience()
         self._progress: dict[int, Progress] = {}
         self._finished: list[Sequence] = []
         self._last_flush_s = 0.0
@@ -110,11 +114,24 @@ class Engine:
     def turn(self) -> None:
         """Take the commands, compute one step if there is anything to compute, and send what is due."""
         self._obey()
+        self._gather()
         self._roster.start_waiting()
         self._urgent = self._urgent or bool(self._roster.failures)
         if self._roster.active:
             self._step()
         self._send_due()
+
+    def _gather(self) -> None:
+        """Wait a moment for requests that are on their way, if there are some to begin with and there is room for more."""
+        while self._announced > 0 and 0 < self._roster.size < self._slots:
+            began_s = time.perf_counter()
+            self._patience = self._patience.at(began_s)
+            if not self._wake.wait(self._patience.left_s):
+                self._patience = self._patience.waited(self._patience.left_s)
+                return
+            self._wake.clear()
+            self._patience = self._patience.waited(time.perf_counter() - began_s)
+            self._obey()
 
     def _obey(self) -> None:
         probed = False
@@ -124,6 +141,8 @@ class Engine:
                 self._roster.enqueue(command)
             elif isinstance(command, Cancel):
                 self._drop(command.request)
+            elif isinstance(command, Announce):
+                self._announced += command.requests
             else:
                 probed = True
         if probed:  # now, not after a step that may take seconds

@@ -59,7 +59,12 @@ class Roster:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self.active or self.waiting or self.suspended)
+        return not self.size
+
+    @property
+    def size(self) -> int:
+        """How many sequences are here, running or not."""
+        return len(self.active) + len(self.waiting) + len(self.suspended)
 
     def enqueue(self, submit: Submit) -> None:
         """Let a request wait for its turn."""

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.llm.mesh import Ports, part_name, settings
+from bench.llm.mesh import part_name, settings
 from bench.llm.sides import Counters, Shape, peer_command
 
 SHAPE = Shape(gguf=Path("/models/tiny.gguf"), threads=2, slots=16, context_tokens=8192)
-PORTS = Ports(public=1, operator=2, envoy_admin=3, facade=4, admission=5, llm=6)
+DOORS = {"OMNISERVE_STATE_DIR": "/state", "OMNISERVE_EDGE_PORT": "1"}
 
 
 def test_both_sides_get_the_same_model_threads_slots_and_context():
-    ours = settings(SHAPE, PORTS, Path("/state"), {})
+    ours = settings(SHAPE, DOORS, {})
     theirs = peer_command(Path("/llama-server"), SHAPE, port=9)
 
     asked = dict(itertools.pairwise(theirs))
@@ -23,8 +23,12 @@ def test_both_sides_get_the_same_model_threads_slots_and_context():
     assert ours["OMNISERVE_LLM_CTX"] == asked["--ctx-size"] == "8192"
 
 
+def test_a_mesh_under_measurement_keeps_to_its_own_doors():
+    assert settings(SHAPE, DOORS, {"OMNISERVE_EDGE_PORT": "8791"})["OMNISERVE_EDGE_PORT"] == "1"
+
+
 def test_a_setting_in_the_environment_wins_so_that_a_run_can_vary_it():
-    assert settings(SHAPE, PORTS, Path("/state"), {"OMNISERVE_LLM_THREADS": "1"})["OMNISERVE_LLM_THREADS"] == "1"
+    assert settings(SHAPE, DOORS, {"OMNISERVE_LLM_THREADS": "1"})["OMNISERVE_LLM_THREADS"] == "1"
 
 
 @pytest.mark.parametrize(
