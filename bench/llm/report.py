@@ -53,6 +53,14 @@ class Comparison:
     same_text_share: float
 
 
+def progress(sample: Sample) -> str:
+    """One line on one burst, for who waits for the tables."""
+    return (
+        f"{sample.concurrency:>3} streams, round {sample.round_index}, {sample.side}: {sample.tokens_per_s:.1f} tokens/s, "
+        f"{sample.steps} calls, others kept {sample.others_cores:.2f} cores busy"
+    )
+
+
 def compare(samples: Sequence[Sample], names: tuple[str, str]) -> list[Comparison]:
     """One comparison per number of streams, in the order measured."""
     concurrencies = dict.fromkeys(sample.concurrency for sample in samples)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bench.llm import peer
 from bench.llm.load import LoadProcess
 from bench.llm.mesh import Mesh, start_mesh
-from bench.llm.report import compare, result, tables
+from bench.llm.report import compare, progress, result, tables
 from bench.llm.rounds import BenchError, Plan, Sample, measure, run_rounds
 from bench.llm.sides import Peer, Shape, Side, start_peer
 from bench.models import default_gguf
@@ -124,7 +124,9 @@ def run(options: argparse.Namespace) -> list[Sample]:
             measure(load, side, Plan(tokens=16), concurrency=max(options.streams), round_index=options.rounds)
         for concurrency in options.streams:
             plan = Plan(tokens=options.tokens, calm_limit_s=options.wait_for_calm)
-            samples += run_rounds(load, sides, plan, concurrency=concurrency, rounds=options.rounds)
+            for sample in run_rounds(load, sides, plan, concurrency=concurrency, rounds=options.rounds):
+                samples.append(sample)
+                print(progress(sample), file=sys.stderr, flush=True)
     comparisons = compare(samples, names)
     print(tables(comparisons, names))
     options.out.parent.mkdir(parents=True, exist_ok=True)
