@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from services.llm.adapters.model_file import default_path
+from services.llm.core import patience
 from services.llm.core.patience import Patience
 from services.llm.core.wire import (
     Announce,
@@ -140,10 +141,10 @@ def test_what_comes_while_a_step_runs_is_in_the_next(driver: Driver) -> None:
 
 
 @pytest.fixture
-def patient(driver: Driver) -> Iterator[Driver]:
-    driver.engine._patience = Patience(left_s=60.0, since_s=time.perf_counter(), most_s=60.0)
-    yield driver
-    driver.engine._patience = Patience()
+def patient(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    monkeypatch.setattr(patience, "LEAST_S", 60.0)
+    driver.engine._patience = Patience(left_s=60.0, since_s=time.perf_counter())
+    return driver
 
 
 def test_a_request_that_is_on_its_way_is_computed_with_the_one_that_came_before_it(patient: Driver) -> None:

@@ -20,6 +20,14 @@ class Pace:
         cost = max(seconds - (self.decode_step_s if decoded else 0.0), 0.0) / prefilled
         return Pace(self.decode_step_s, _blend(self.prefill_token_s, cost))
 
+    def decode_s(self, decoding: int) -> float:
+        """Return what a step takes that only decodes; where none was seen, as much as prefilling so many tokens."""
+        return self.decode_step_s or decoding * self.prefill_token_s
+
+    def step_s(self, *, decoding: int, prompt_tokens: int) -> float:
+        """Return about what a step takes that goes on with so many answers, or else reads in so many tokens."""
+        return self.decode_s(decoding) if decoding else prompt_tokens * self.prefill_token_s
+
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
@@ -47,9 +55,10 @@ def prefill_budget(pace: Pace, limits: StepLimits, *, decoding: int, prefilling:
         return room
     if pace.prefill_token_s <= 0.0:
         return min(room, limits.floor_tokens)
-    usual_s = max(limits.stall_s, limits.stall_ratio * pace.decode_step_s)
+    decode_s = pace.decode_s(decoding)
+    usual_s = max(limits.stall_s, limits.stall_ratio * decode_s)
     crowded_s = min(usual_s * (2 * prefilling / decoding - 1), limits.most_stall_s)
-    spare_s = max(usual_s, crowded_s) - pace.decode_step_s
+    spare_s = max(usual_s, crowded_s) - decode_s
     if room * pace.prefill_token_s <= spare_s:
         return room
     return min(room, max(limits.floor_tokens, int(spare_s / pace.prefill_token_s)))

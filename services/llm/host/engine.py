@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from services.llm.core import governor, planner
+from services.llm.core import governor, patience, planner
 from services.llm.core.adapters import AdapterSet, Turns
 from services.llm.core.choose import Floats, Likelihood, Scratch, likelihood
 from services.llm.core.flush import FlushPolicy
@@ -125,7 +125,9 @@ class Engine:
         """Wait a moment for requests that are on their way, if there are some to begin with and there is room for more."""
         while self._announced > 0 and 0 < self._roster.size < self._slots:
             began_s = time.perf_counter()
-            self._patience = self._patience.at(began_s)
+            decoding, prompt_tokens = self._roster.ahead()
+            step_s = self._pace.step_s(decoding=decoding, prompt_tokens=prompt_tokens)
+            self._patience = self._patience.at(began_s, patience.most_s(step_s))
             if not self._wake.wait(self._patience.left_s):
                 self._patience = self._patience.waited(self._patience.left_s)
                 return

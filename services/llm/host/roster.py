@@ -66,6 +66,12 @@ class Roster:
         """How many sequences are here, running or not."""
         return len(self.active) + len(self.waiting) + len(self.suspended)
 
+    def ahead(self) -> tuple[int, int]:
+        """Return how many answers go on in the next step, and how many tokens of prompts are to be read in."""
+        decoding = sum(1 for sequence in self.active if sequence.pending is not None)
+        reading = [s for s in (*self.active, *self.waiting) if s.pending is None]
+        return decoding, sum(len(sequence.prompt) - sequence.computed for sequence in reading)
+
     def enqueue(self, submit: Submit) -> None:
         """Let a request wait for its turn."""
         self._counters.requests += 1

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,3 +93,17 @@ def test_pace_learns_what_a_prefilled_token_costs_beside_decoding() -> None:
 
 def test_a_mixed_step_tells_nothing_before_a_plain_one_was_seen() -> None:
     assert Pace().seen(decoded=2, prefilled=50, seconds=1.0) == Pace()
+
+
+def test_before_any_step_without_prompts_was_seen_its_time_is_guessed_from_the_prompts():
+    slow = Pace(decode_step_s=0.0, prefill_token_s=0.07)
+    guessed_s = 9 * 0.07
+    assert slow.decode_s(9) == pytest.approx(guessed_s)
+    spare_s = LIMITS.stall_ratio * guessed_s - guessed_s
+    assert prefill_budget(slow, LIMITS, decoding=9, prefilling=1) == int(spare_s / 0.07)
+
+
+def test_a_step_is_foretold_by_what_it_goes_on_with_or_reads_in():
+    pace = Pace(decode_step_s=0.03, prefill_token_s=0.002)
+    assert pace.step_s(decoding=4, prompt_tokens=1000) == 0.03
+    assert pace.step_s(decoding=0, prompt_tokens=1000) == pytest.approx(2.0)
