@@ -20,8 +20,12 @@ ROUNDS = {"admission": 4, "relay": 2, "envoy": 2, "workers": 4}
 def proxied(tmp_path_factory, make_mesh, free_ports, wait_until):
     upstreams = {"OMNISERVE_TTS_UPSTREAM": "tts"}
     folder = tmp_path_factory.mktemp("killed")
-    # A start takes as long as the machine makes it; who asks meanwhile is held for that long.
-    patience = {"OMNISERVE_EDGE_HOLD_S": "110", "OMNISERVE_FACADE_PEER_WAIT_S": "110"}
+    # A start and a drain take as long as the machine makes them; who asks meanwhile is held, and what runs may end.
+    patience = {
+        "OMNISERVE_EDGE_HOLD_S": "110",
+        "OMNISERVE_FACADE_PEER_WAIT_S": "110",
+        "OMNISERVE_DRAIN_GRACE_S": "30",
+    }
     settings = {"OMNISERVE_SLOTS": str(SLOTS), **patience}
     with proxied_mesh(folder, make_mesh, free_ports, wait_until, upstreams, **settings) as running:
         yield running
