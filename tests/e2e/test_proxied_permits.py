@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import json
 import resource
+import uuid
 from collections import Counter
 
 import httpx
 import pytest
 
+from tests.fixtures.collector import collector
 from tests.fixtures.load import burst
 from tests.fixtures.proxied import LIMIT_S, proxied_mesh
 from tests.fixtures.workers import new_mark
@@ -21,7 +24,14 @@ VIDEO = "/v1/video/generations"
 
 
 @pytest.fixture(scope="module")
-def mesh_of_two(tmp_path_factory, make_mesh, free_ports, wait_until):
+def collected():
+    """The spans that the mesh has sent so far, and where it sends them."""
+    with collector() as (sink, endpoint):
+        yield sink.spans, endpoint
+
+
+@pytest.fixture(scope="module")
+def mesh_of_two(collected, tmp_path_factory, make_mesh, free_ports, wait_until):
     upstreams = {
         "OMNISERVE_TTS_UPSTREAM": "tts",
         "OMNISERVE_IMAGE_UPSTREAM": "image",
@@ -33,6 +43,8 @@ def mesh_of_two(tmp_path_factory, make_mesh, free_ports, wait_until):
         "OMNISERVE_ADMISSION_TIMEOUT_S": "600",
         "OMNISERVE_H3_API_KEY": "h3-own-key",
     }
+    # Traced is only what a caller wants to be.
+    settings |= {"OTEL_EXPORTER_OTLP_ENDPOINT": collected[1], "OMNISERVE_EDGE_TRACED_PERCENT": "0"}
     folder = tmp_path_factory.mktemp("permits")
     with proxied_mesh(folder, make_mesh, free_ports, wait_until, upstreams, **settings) as running:
         yield running
@@ -72,6 +84,37 @@ def test_a_worker_never_runs_more_than_the_slots(proxied):
     assert all(proxied.workers.tried(mark) == ["tts"] for mark in marks)
 
 
+def test_the_wait_for_a_permit_is_in_the_callers_trace(proxied, collected, wait_until):
+    running = [hold(proxied), hold(proxied)]
+    chat = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}'
+    asked = {"/v1/chat/completions": chat, SPEECH: b"{}"}
+    traces = {path: uuid.uuid4().hex for path in asked}
+    answers = []
+    for path, content in asked.items():
+        traced = {"traceparent": f"00-{traces[path]}-b7ad6b7169203331-01"}
+        answers.append(proxied.start(path, "json", content=content, headers=traced))
+        proxied.wait_waiting(len(answers))
+    for mark, _ in running:
+        proxied.workers.release(mark)
+    assert [each.result(LIMIT_S).status_code for each in answers] == [200, 200]
+
+    def spans_of(path):
+        return {each.name: each for each in collected[0] if each.trace_id.hex() == traces[path]}
+
+    for path, modality in (("/v1/chat/completions", "llm"), (SPEECH, "tts")):
+        wait_until(lambda path=path: "permit wait" in spans_of(path), f"the wait of {path} is told")
+        wait = spans_of(path)["permit wait"]
+        told = {tag.key: tag.value.string_value for tag in wait.attributes}
+        assert (told["omniserve.modality"], told["omniserve.outcome"]) == (modality, "granted")
+        assert wait.start_time_unix_nano < wait.end_time_unix_nano
+        wait_until(
+            lambda path=path, wait=wait: wait.parent_span_id in {each.span_id for each in spans_of(path).values()},
+            "and whose it is",
+        )
+    chatting = next(each for name, each in spans_of("/v1/chat/completions").items() if name.startswith("chat "))
+    assert spans_of("/v1/chat/completions")["permit wait"].parent_span_id == chatting.span_id
+
+
 def test_an_image_waits_for_the_whole_device(proxied):
     speech, answer = hold(proxied)
     image = new_mark()
@@ -81,6 +124,29 @@ def test_an_image_waits_for_the_whole_device(proxied):
     proxied.workers.release(speech)
     assert painted.result(LIMIT_S).json()["worker"] == "image"
     assert answer.result(LIMIT_S).status_code == 200
+
+
+def test_an_operator_holds_the_device_as_soon_as_what_runs_has_ended(proxied):
+    mark, answer = hold(proxied)
+
+    def ask(path):
+        address = f"{proxied.mesh.operator_url}{path}"
+        return httpx.post(address, headers={"content-type": "application/json"}, timeout=LIMIT_S)
+
+    holding = proxied.pool.submit(ask, "/admin/hold?seconds=600&modalities=tts")
+    proxied.wait_until(lambda: proxied.pools()["gpu0"].holds, "the hold is in force")
+    waiting = proxied.start(SPEECH, "json", tier="paid")
+    proxied.wait_waiting(1)
+    assert not holding.done()
+    proxied.workers.release(mark)
+    assert answer.result(LIMIT_S).status_code == 200
+    told = holding.result(LIMIT_S).json()
+    assert (told["drained"], told["in_flight"]) == (True, 0)
+    assert proxied.ask(IMAGE, "json").status_code == 200, "what is not held goes on"
+    assert not waiting.done()
+    assert ask("/admin/release").json() == {"released": True}
+    assert waiting.result(LIMIT_S).status_code == 200
+    assert ask("/admin/release").json() == {"released": False}
 
 
 def test_the_head_of_the_line_is_not_overtaken_by_something_cheaper(proxied):
@@ -160,12 +226,19 @@ def test_a_caller_who_leaves_a_stream_frees_its_permit(proxied):
     proxied.wait_until(lambda: proxied.workers.one(mark).outcome == "gone", "the worker saw it too")
 
 
-def test_a_caller_who_leaves_before_the_first_byte_frees_its_permit(proxied):
-    mark = new_mark()
+def left_without_an_answer(proxied):
+    """Return the paths of those in the access log who did."""
+    lines = (proxied.mesh.state_dir / "logs" / "access.log").read_text().split("\n")[:-1]
+    return Counter(line["path"] for line in map(json.loads, lines) if line["status"] == 499)
+
+
+def test_a_caller_who_leaves_before_the_first_byte_frees_its_permit_and_is_a_499_in_the_log(proxied):
+    mark, before = new_mark(), left_without_an_answer(proxied)
     with pytest.raises(httpx.ReadTimeout):
         httpx.request(**{**proxied.request(IMAGE, "hold", mark=mark), "timeout": 1})
     proxied.wait_idle()
     proxied.wait_until(lambda: proxied.workers.one(mark).outcome == "gone", "the worker saw it too")
+    proxied.wait_until(lambda: left_without_an_answer(proxied) - before == Counter([IMAGE]), "it is in the access log")
 
 
 def test_a_caller_who_leaves_the_line_never_reaches_a_worker(proxied):
