@@ -10,7 +10,7 @@ from pydantic import SecretStr, model_validator
 
 from services.kit import keyring
 from services.kit.config import config_knob, read
-from services.kit.settings import Address, MeshSettings, knob
+from services.kit.settings import Address, MeshSettings, body_limit_knob, knob
 
 _HOST = re.compile(r"[A-Za-z0-9.:_-]+|\[[0-9A-Fa-f:]+\]")
 
@@ -70,14 +70,7 @@ class EdgeSettings(MeshSettings):
     facade_address: Address = knob(
         "127.0.0.1:9100", "Where the facade is called.", aliases=("OMNISERVE_FACADE_ADDRESS",)
     )
-    body_limit_mib: int = knob(
-        80,
-        "Largest request body.",
-        unit="MiB",
-        aliases=("OMNISERVE_BODY_LIMIT_MIB",),
-        ge=1,
-        le=90,
-    )
+    body_limit_mib: int = body_limit_knob("Largest request body.")
     stream_idle_timeout_s: int = knob(
         600, "How long a request may be silent in both directions before it is ended.", unit="s", ge=1, le=86_400
     )

@@ -8,10 +8,9 @@ from google.protobuf.message import Message
 from starlette.types import Receive
 
 from facade.door import Principal
-from facade.peers import reached, told
+from facade.peers import Peer
 from omniserve.vram.v1 import vram_pb2 as pb
 from omniserve.vram.v1 import vram_pb2_grpc
-from services.kit.channels import call_metadata
 from services.kit.errors import DomainError, Reason
 
 # Beyond the time that a lease may wait for room.
@@ -22,8 +21,7 @@ class VramCalls:
     """The unary calls to vram. All raise DomainError. `wait_s`: for a connection; `limit_s`: for an answer."""
 
     def __init__(self, channel: grpc.aio.Channel, *, limit_s: float, wait_s: float) -> None:
-        self._channel = channel
-        self._wait_s = wait_s
+        self._peer = Peer("vram", channel, wait_s)
         self._stub: Any = vram_pb2_grpc.VramServiceStub(channel)
         self._limit_s = limit_s
 
@@ -64,10 +62,7 @@ class VramCalls:
         return answer
 
     async def _told(self, call: Any, request: Message, who: Principal, limit_s: float | None = None) -> Any:  # noqa: ANN401 - an RPC and its answer
-        await reached(self._channel, peer="vram", wait_s=self._wait_s)
-        limit_s = limit_s or self._limit_s
-        metadata = call_metadata(client=who.client, tier=who.tier, request_id=who.request_id)
-        return await told(call(request, timeout=limit_s, metadata=metadata), peer="vram", limit_s=limit_s)
+        return await self._peer.ask(call, request, who, limit_s=limit_s or self._limit_s)
 
 
 async def _hang_up(receive: Receive) -> None:

@@ -44,13 +44,34 @@ async def told(call: Awaitable[R], *, peer: str, limit_s: float | None, names: N
     raise as_rest(found, names)
 
 
-async def reached(channel: grpc.aio.Channel, *, peer: str, wait_s: float) -> None:
-    """Wait for a connection to a peer that may be restarting, before anything is asked of it. Raises DomainError `loading`."""
-    try:
-        async with asyncio.timeout(wait_s):
-            await channel.channel_ready()
-    except TimeoutError:
-        raise DomainError(Reason.LOADING, f"{peer} cannot be reached; waited {wait_s:g} s for it.") from None
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A service as short calls reach it. `wait_s`: for a connection, since it may be restarting."""
+
+    name: str
+    channel: grpc.aio.Channel
+    wait_s: float
+
+    async def ask(
+        self,
+        call: Callable[..., Awaitable[R]],
+        request: Message,
+        who: Principal,
+        *,
+        limit_s: float | None,
+        wait_s: float | None = None,
+        names: Names = OWN_NAMES,
+    ) -> R:
+        """Make a call on behalf of a caller. `wait_s`: instead of the peer's. Raises DomainError."""
+        wait_s = self.wait_s if wait_s is None else wait_s
+        try:
+            async with asyncio.timeout(wait_s):
+                await self.channel.channel_ready()
+        except TimeoutError:
+            raise DomainError(Reason.LOADING, f"{self.name} cannot be reached; waited {wait_s:g} s for it.") from None
+        metadata = call_metadata(client=who.client, tier=who.tier, request_id=who.request_id)
+        answer = call(request, timeout=limit_s, metadata=metadata)
+        return await told(answer, peer=self.name, limit_s=limit_s, names=names)
 
 
 class LlmCalls:
@@ -68,8 +89,7 @@ class LlmCalls:
         wait_s: float,
         orders_limit_s: float = 900.0,
     ) -> None:
-        self._channel = channel
-        self._wait_s = wait_s
+        self._peer = Peer("llm", channel, wait_s)
         self._stub: Any = llm_pb2_grpc.LlmServiceStub(channel)
         self._admin: Any = llm_pb2_grpc.LlmAdminServiceStub(channel)
         self._orders_limit_s = orders_limit_s
@@ -148,11 +168,8 @@ class LlmCalls:
         limit_s: float | None,
         names: Names = OWN_NAMES,
     ) -> R:
-        wait_s = self._wait_s if limit_s is None else min(self._wait_s, limit_s)
-        await reached(self._channel, peer="llm", wait_s=wait_s)
-        metadata = call_metadata(client=who.client, tier=who.tier, request_id=who.request_id)
-        answer = call(request, timeout=limit_s, metadata=metadata)
-        return await told(answer, peer="llm", limit_s=limit_s, names=names)
+        wait_s = self._peer.wait_s if limit_s is None else min(self._peer.wait_s, limit_s)
+        return await self._peer.ask(call, request, who, limit_s=limit_s, wait_s=wait_s, names=names)
 
 
 @dataclass(frozen=True, slots=True)

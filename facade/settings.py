@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from services.kit.settings import Address, MeshSettings, knob
+from services.kit.settings import Address, MeshSettings, body_limit_knob, knob
 
 
 class FacadeSettings(MeshSettings):
@@ -14,14 +14,7 @@ class FacadeSettings(MeshSettings):
     required_services: tuple[Literal["admission", "jobs", "llm", "vram"], ...] = knob(
         ("admission", "llm"), "Services without which `/readyz` is 503, separated by commas."
     )
-    body_limit_mib: int = knob(
-        80,
-        "Largest request body.",
-        unit="MiB",
-        aliases=("OMNISERVE_BODY_LIMIT_MIB",),
-        ge=1,
-        le=90,
-    )
+    body_limit_mib: int = body_limit_knob("Largest request body.")
     peer_wait_s: float = knob(
         30.0,
         "How long a request waits for a connection to the service it needs, e.g. while that restarts; then 503.",

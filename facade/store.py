@@ -8,10 +8,9 @@ import orjson
 from google.protobuf.message import Message
 
 from facade.door import Principal
-from facade.peers import reached, told
+from facade.peers import Peer
 from facade.translate.failures import Names
 from omniserve.jobs.v1 import jobs_pb2, jobs_pb2_grpc
-from services.kit.channels import call_metadata
 from services.kit.errors import DomainError, Reason
 
 R = TypeVar("R")
@@ -26,8 +25,7 @@ class ResponseStore:
     """Saves, finds and removes responses. `wait_s`: for a connection; `limit_s`: for an answer."""
 
     def __init__(self, channel: grpc.aio.Channel, *, limit_s: float, wait_s: float) -> None:
-        self._channel = channel
-        self._wait_s = wait_s
+        self._peer = Peer("jobs", channel, wait_s)
         self._stub: Any = jobs_pb2_grpc.JobsStoreServiceStub(channel)
         self._limit_s = limit_s
 
@@ -80,7 +78,4 @@ class ResponseStore:
     async def _ask(
         self, call: Callable[..., Awaitable[R]], request: Message, who: Principal, names: Names = _NAMES
     ) -> R:
-        await reached(self._channel, peer="jobs", wait_s=self._wait_s)
-        metadata = call_metadata(client=who.client, tier=who.tier, request_id=who.request_id)
-        answer = call(request, timeout=self._limit_s, metadata=metadata)
-        return await told(answer, peer="jobs", limit_s=self._limit_s, names=names)
+        return await self._peer.ask(call, request, who, limit_s=self._limit_s, names=names)

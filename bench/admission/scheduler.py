@@ -1,8 +1,9 @@
 """What a permit costs inside the scheduler: `python -m bench.admission.scheduler`.
 
-Single-threaded, no I/O. The first number is of a mix of asks with deadlines, one in eight cancelled, a quarter of a
-modality that is held half of the time, so that they are passed over. The second is the cost of one release that hands over, by the length of the line; the ratio to the
-shortest line shows whether it grows.
+Single-threaded, no I/O; times are the thread's own on the processor, since the machine is shared. The first number is of a
+mix of asks with deadlines, one in eight cancelled, a quarter of a modality that is held half of the time, so that they are
+passed over. The second is the cost of one release that hands over, by the length of the line; the ratio to the shortest line
+shows whether it grows.
 """
 
 import statistics

@@ -73,6 +73,14 @@ def knob(
     return Field(default=default, description=sentence, json_schema_extra={"knob": extra}, **bounds)  # type: ignore[call-overload]
 
 
+def body_limit_knob(sentence: str) -> Any:  # noqa: ANN401 - as knob
+    """Declare the largest request body: one variable and the same bounds for everybody who counts bodies.
+
+    90 MiB is what Envoy keeps of a request that may be sent again.
+    """
+    return knob(80, sentence, unit="MiB", aliases=("OMNISERVE_BODY_LIMIT_MIB",), ge=1, le=90)
+
+
 class ServiceSettings(BaseSettings):
     """Base of a room's settings: a frozen value. Subclasses set `service`; the variables' prefix is OMNISERVE_<SERVICE>_."""
 

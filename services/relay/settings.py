@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 from pydantic import SecretStr, model_validator
 
 from services.kit.config import config_knob, read
-from services.kit.settings import Address, MeshSettings, knob
+from services.kit.settings import Address, MeshSettings, body_limit_knob, knob
 from services.relay.core.routes import ROUTES
 from services.relay.inputs import assemble
 from services.relay.sections import Tier
@@ -99,14 +99,7 @@ class RelaySettings(MeshSettings):
         ge=1,
         le=86_400_000,
     )
-    body_limit_mib: int = knob(
-        80,
-        "Largest request body of an upstream that the file says nothing else about.",
-        unit="MiB",
-        aliases=("OMNISERVE_BODY_LIMIT_MIB",),
-        ge=1,
-        le=90,
-    )
+    body_limit_mib: int = body_limit_knob("Largest request body of an upstream that the file says nothing else about.")
     upstream_idle: int | None = knob(
         None,
         "0 closes each connection to an upstream after its request; any other number keeps as many as were in use at once.",

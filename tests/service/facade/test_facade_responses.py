@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -137,7 +138,8 @@ async def test_there_is_nothing_to_cancel(mesh, create):
 
 
 async def test_jobs_that_cannot_be_reached_are_said_so(mesh, create, monkeypatch):
-    monkeypatch.setattr(mesh.running.facade.responses, "_wait_s", 0.05)
+    responses = mesh.running.facade.responses
+    monkeypatch.setattr(responses, "_peer", replace(responses._peer, wait_s=0.05))
     await mesh.stop_jobs()
     answer = await create()
     assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "loading")
