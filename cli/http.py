@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from cli.errors import CliError
+from cli.sse import SseDecoder
 from cli.terminal import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Iterator, Mapping
+
+    from cli.sse import SseComment, SseEvent
 
 START_HINT = "start the mesh with `make run` (foreground) or `make up` (background)"
 
@@ -75,6 +78,34 @@ def describe_error(error: Mapping[str, Any], status: int | None = None) -> str:
     if error.get("request_id"):
         details.append(f"request {error['request_id']}")
     return f"{message} [{one_line(', '.join(details))}]" if details else message
+
+
+def stream_events(
+    client: httpx.Client, url: str, path: str, body: Mapping[str, Any], *, tier: str | None = None
+) -> Generator[SseEvent | SseComment]:
+    """Yield what POST `path` at the front door `url` streams, as it comes; closing the iterator early cancels the request.
+
+    Raises CliError in one line: nothing answers, a refusal, no event stream, a stream that breaks.
+    """
+    headers = {"Accept": "text/event-stream"} | ({"X-Omniserve-Tier": tier} if tier else {})
+    try:
+        with client.stream("POST", f"{url}{path}", json=body, headers=headers) as answer:
+            yield from _events(answer)
+    except (httpx.ReadError, httpx.ReadTimeout, httpx.RemoteProtocolError) as error:
+        raise CliError(f"the answer was cut short: {transport_reason(error)} [stream_broken]") from error
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        raise not_running(url, error) from error
+
+
+def _events(answer: httpx.Response) -> Iterator[SseEvent | SseComment]:
+    if answer.status_code != httpx.codes.OK:
+        raise refusal(answer.status_code, answer.read())
+    kind = answer.headers.get("content-type", "")
+    if not kind.startswith("text/event-stream"):
+        raise CliError(f"the answer is {kind or 'of no type'}, not an event stream: is this the mesh's address?")
+    decoder = SseDecoder()
+    for piece in answer.iter_bytes():
+        yield from decoder.feed(piece)
 
 
 def get_object(client: httpx.Client, url: str) -> dict[str, Any]:

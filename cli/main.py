@@ -156,6 +156,54 @@ def chat(
 
 
 @app.command()
+def image(
+    prompt: Annotated[str, typer.Argument(help="What should be seen.")],
+    *,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File to write: .webp, .png or .jpg. Several get numbers.")
+    ] = Path("image.webp"),
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Model to ask; the mesh's default one if not given.")
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option("--size", help="WIDTHxHEIGHT; the model's own if not given.", metavar="SIZE")
+    ] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=1, max=150, help="Denoising steps.")] = None,
+    guidance: Annotated[float | None, typer.Option("--guidance", min=0, max=100, help="How closely to obey.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Reproduces a picture; each one's is printed.")
+    ] = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, max=10, help="How many pictures.")] = 1,
+    negative: Annotated[str | None, typer.Option("--negative", help="What should not be seen.")] = None,
+    sampler: Annotated[str | None, typer.Option("--sampler", help="Sampler as the engine names it.")] = None,
+    teleport: Annotated[bool, typer.Option("--teleport", help="Replay exactly what was made before.")] = False,
+    previews: Annotated[int, typer.Option("--previews", min=0, max=3, help="Previews of each picture.")] = 3,
+    tier: Annotated[Tier | None, typer.Option("--tier", help="Tier to ask for; the key's own tier caps it.")] = None,
+    url: Url = None,
+) -> None:
+    """Make a picture from a text, showing its progress, and print its seed.
+
+    `omniserve image "a fox in the snow" -o fox.webp`
+    """
+    from cli.image.run import Asked, run
+    from cli.settings import base_url, read_settings
+
+    settings = read_settings()
+    fields = {
+        "model": model,
+        "size": size,
+        "steps": steps,
+        "guidance": guidance,
+        "seed": seed,
+        "negative_prompt": negative,
+        "sampler": sampler,
+        "teleport": teleport or None,
+    }
+    asked = Asked(prompt, output, count, previews, fields, tier.value if tier else None)
+    run(asked, url=base_url(url or settings.public_door), settings=settings)
+
+
+@app.command()
 def vram(
     *,
     url: Annotated[

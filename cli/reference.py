@@ -16,6 +16,7 @@ _COMMANDS: Final = (
     (),
     ("status",),
     ("chat",),
+    ("image",),
     ("models",),
     ("models", "list"),
     ("models", "load"),

@@ -1,13 +1,14 @@
 """How a request for text is answered, whole or streamed: the one way from a translated call to llm and back."""
 
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from fastapi import Request
 from starlette.responses import Response
 
 from facade.door import Principal, principal_of
 from facade.generation import Generation, watching
+from facade.session import Event
 from facade.sse import Pace, StreamedAnswer
 from facade.translate.answers import Head
 from facade.translate.chat import Call
@@ -45,7 +46,7 @@ class Answering:
         generation = self._generation(call, principal)
         return StreamedAnswer(
             generation,
-            stream,
+            _TextTeller(stream),
             pace=self._pace,
             owner=self._facade.owner,
             request_id=principal.request_id,
@@ -67,6 +68,44 @@ class Answering:
         messages = [_start(each, principal) for each in call.requests]
         at_once = self._facade.settings.prompts_at_once
         return Generation(self._facade.session, messages, at_once=at_once, names=call.names)
+
+
+class _TextTeller:
+    """Tells the events of generations by the stream of their API."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def said(self, events: Sequence[Event]) -> bytes:
+        pieces = []
+        for prompt, event in events:
+            kind = event.WhichOneof("event")
+            if kind == "output":
+                pieces.append(self._stream.output(prompt, event.output))
+            elif kind == "done":
+                pieces.append(self._stream.done(prompt, event.done))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    @staticmethod
+    def word(events: Sequence[Event]) -> str:
+        return _word(events[-1][1]) if events else ""
+
+    def end(self) -> bytes:
+        return self._stream.end()
+
+    def failed(self, told: Mapping[str, Any]) -> bytes:
+        return self._stream.failed(told)
+
+
+def _word(event: llm_pb2.GenerationEvent) -> str:
+    """Return what a waiting request waits for."""
+    if event.HasField("queued"):
+        return f"queued {event.queued.position}"
+    if event.HasField("loading"):
+        return f"loading {event.loading.progress:.2f}" if event.loading.HasField("progress") else "loading"
+    if event.HasField("prefill"):
+        return f"prefill {event.prefill.processed_tokens}/{event.prefill.prompt_tokens}"
+    return ""
 
 
 def _start(

@@ -6,7 +6,10 @@ from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 
+from facade.multipart import is_form, parts_of
 from facade.translate.body import parse_object
+from facade.translate.forms import form_values
+from facade.translate.record import Record
 from services.kit.errors import DomainError, Reason
 
 T = TypeVar("T")
@@ -29,6 +32,19 @@ async def read_request(
     if len(body) < _BESIDE_THE_LOOP_BYTES:
         return translate(parse_object(body))
     return await asyncio.to_thread(lambda: translate(parse_object(body)))
+
+
+async def read_form_or_json(
+    request: Request, table: Record, translate: Callable[[Mapping[str, Any]], T], *, limit_mib: int
+) -> T:
+    """Read a form whose fields `table` describes, or a JSON body, and translate it. Raises DomainError as read_request."""
+    content_type = request.headers.get("content-type", "")
+    if not is_form(content_type):
+        return await read_request(request, translate, limit_mib=limit_mib)
+    body = await read_body(request, limit_mib=limit_mib)
+    if len(body) < _BESIDE_THE_LOOP_BYTES:
+        return translate(form_values(table, parts_of(body, content_type)))
+    return await asyncio.to_thread(lambda: translate(form_values(table, parts_of(body, content_type))))
 
 
 async def read_body(request: Request, *, limit_mib: int) -> bytes:

@@ -32,6 +32,12 @@ def json_body(schema: Schema) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+def json_or_form(json_schema: Schema, form_schema: Schema) -> dict[str, Any]:
+    """Return the description of a request body that is JSON or a form."""
+    content = {"application/json": {"schema": json_schema}, "multipart/form-data": {"schema": form_schema}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
 def path_parameter(name: str, sentence: str) -> dict[str, Any]:
     """Return the description of a part of the path."""
     schema = {"type": "string"}

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Self
+from typing import Protocol, Self
 
 from starlette.types import Receive
 
-from facade.mailbox import Event, Mailbox
-from facade.session import LlmSession
+from facade.mailbox import Mailbox
+from facade.session import Event, LlmSession
 from facade.translate.failures import Names, as_rest
 from omniserve.llm.v1 import llm_pb2
 from services.kit.errors import DomainError, Reason
@@ -24,7 +24,7 @@ class Generation:
         self._messages = messages
         self._at_once = at_once
         self._names = names
-        self._mailbox = Mailbox()
+        self._mailbox: Mailbox[Event] = Mailbox()
         self._numbers: list[int] = []
         self._done = 0
 
@@ -72,8 +72,15 @@ class Generation:
         self._cancel()
 
 
+class Abandonable(Protocol):
+    """What runs only as long as somebody waits for it."""
+
+    def abandon(self) -> None:
+        """Say that the caller has gone."""
+
+
 @contextmanager
-def watching(owner: Owner, receive: Receive, generation: Generation) -> Iterator[None]:
+def watching(owner: Owner, receive: Receive, generation: Abandonable) -> Iterator[None]:
     """Abandon the generation as soon as the caller hangs up during the block. The body must have been read."""
 
     async def watch() -> None:

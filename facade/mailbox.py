@@ -1,23 +1,22 @@
-"""Where one HTTP request waits for what its generations say."""
+"""Where one HTTP request waits for what an engine says about it."""
 
 import asyncio
+from typing import Generic, TypeVar
 
-from omniserve.llm.v1 import llm_pb2
 from services.kit.errors import DomainError
 
-Event = tuple[int, llm_pb2.GenerationEvent]
-"""A prompt's place in the request, and what happened."""
+E = TypeVar("E")
 
 
-class Mailbox:
+class Mailbox(Generic[E]):
     """Events in order, then at most one error. One task takes; putting never waits."""
 
     def __init__(self) -> None:
-        self._events: list[Event] = []
+        self._events: list[E] = []
         self._error: DomainError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, event: Event) -> None:
+    def put(self, event: E) -> None:
         """Add an event."""
         self._events.append(event)
         self._wake()
@@ -31,7 +30,7 @@ class Mailbox:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def take(self) -> list[Event]:
+    async def take(self) -> list[E]:
         """Wait for events and return all there are; raises the DomainError once they are taken. Safe to cancel."""
         while not self._events:
             if self._error is not None:

@@ -35,13 +35,19 @@ async def told(call: Awaitable[R], *, peer: str, limit_s: float | None, names: N
     try:
         return await call
     except grpc.aio.AioRpcError as error:
-        found = from_rpc_error(error, unavailable=Reason.UPSTREAM_FAILED)
+        found = failure_of(error, peer=peer, limit_s=limit_s)
+    raise as_rest(found, names)
+
+
+def failure_of(error: grpc.aio.AioRpcError, *, peer: str, limit_s: float | None) -> DomainError:
+    """Return why a call failed, with the contract's field names and without addresses inside the mesh."""
+    found = from_rpc_error(error, unavailable=Reason.UPSTREAM_FAILED)
     if found.reason is Reason.UPSTREAM_FAILED:
-        raise DomainError(Reason.LOADING, f"{peer} cannot be reached; it may be starting.")
+        return DomainError(Reason.LOADING, f"{peer} cannot be reached; it may be starting.")
     # Without a limit it is the peer's own words, and with ours too where it has told a request id.
     if found.reason is Reason.UPSTREAM_TIMEOUT and limit_s is not None and "request_id" not in found.metadata:
-        raise DomainError(Reason.UPSTREAM_TIMEOUT, f"{peer} did not answer within {limit_s:g} s.")
-    raise as_rest(found, names)
+        return DomainError(Reason.UPSTREAM_TIMEOUT, f"{peer} did not answer within {limit_s:g} s.")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,14 @@ class Peer:
     name: str
     channel: grpc.aio.Channel
     wait_s: float
+
+    async def ready(self, wait_s: float) -> None:
+        """Wait for a connection. Raises DomainError loading when there is none in time."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self.channel.channel_ready()
+        except TimeoutError:
+            raise DomainError(Reason.LOADING, f"{self.name} cannot be reached; waited {wait_s:g} s for it.") from None
 
     async def ask(
         self,
@@ -63,12 +77,7 @@ class Peer:
         names: Names = OWN_NAMES,
     ) -> R:
         """Make a call on behalf of a caller. `wait_s`: instead of the peer's. Raises DomainError."""
-        wait_s = self.wait_s if wait_s is None else wait_s
-        try:
-            async with asyncio.timeout(wait_s):
-                await self.channel.channel_ready()
-        except TimeoutError:
-            raise DomainError(Reason.LOADING, f"{self.name} cannot be reached; waited {wait_s:g} s for it.") from None
+        await self.ready(self.wait_s if wait_s is None else wait_s)
         metadata = call_metadata(client=who.client, tier=who.tier, request_id=who.request_id)
         answer = call(request, timeout=limit_s, metadata=metadata)
         return await told(answer, peer=self.name, limit_s=limit_s, names=names)

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from facade.app import build_app
 from facade.holds import HoldCalls
+from facade.images import ImageCalls
 from facade.memory import VramCalls
 from facade.peers import LlmCalls, Peers
 from facade.session import LlmSession
@@ -130,7 +131,7 @@ async def _open(settings: FacadeSettings, owner: Owner) -> AsyncIterator[Running
 
 async def _wire(settings: FacadeSettings, owner: Owner, stack: AsyncExitStack) -> Facade:
     addresses = {"admission": settings.admission_address, "llm": settings.llm_address, "vram": settings.vram_address}
-    addresses["jobs"] = settings.jobs_address
+    addresses |= {"jobs": settings.jobs_address, "diffusion": settings.diffusion_address}
     channels = {
         name: await stack.enter_async_context(
             open_channel(address, caller=settings.service, state_dir=settings.state_dir)
@@ -148,6 +149,7 @@ async def _wire(settings: FacadeSettings, owner: Owner, stack: AsyncExitStack) -
         clock=clock,
         session=session,
         llm=LlmCalls(channels["llm"], clock, **limits),
+        images=ImageCalls(channels["diffusion"], owner, **limits),
         vram=VramCalls(channels["vram"], **limits),
         holds=HoldCalls(channels["admission"], **limits),
         peers=Peers(channels, clock, health_limit_s=settings.health_limit_s, status_budget_s=settings.status_budget_s),

@@ -22,6 +22,9 @@ _LARGEST_START = 94 * 1024 * 1024
 
 _BEFORE_IT_BEGINS = frozenset({"queued", "loading"})
 
+Event = tuple[int, llm_pb2.GenerationEvent]
+"""A prompt's place in the request, and what happened."""
+
 _Outgoing = asyncio.Queue[llm_pb2.GenerateSessionRequest]
 
 
@@ -32,7 +35,7 @@ class _Running:
     `message`: what was sent, until llm has begun it.
     """
 
-    mailbox: Mailbox
+    mailbox: Mailbox[Event]
     prompt: int
     message: llm_pb2.GenerateSessionRequest | None
     unsent: llm_pb2.GenerateSessionRequest | None = None
@@ -71,7 +74,7 @@ class LlmSession:
         """How many generations run or wait for a stream."""
         return len(self._running)
 
-    def start(self, message: llm_pb2.GenerateSessionRequest, mailbox: Mailbox, prompt: int) -> int:
+    def start(self, message: llm_pb2.GenerateSessionRequest, mailbox: Mailbox[Event], prompt: int) -> int:
         """Begin a generation and return its number; what happens goes to the mailbox. Sets `message.start.request`.
 
         Raises DomainError too_large for a message that llm would not take.

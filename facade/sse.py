@@ -1,19 +1,16 @@
 """Server-sent events: a response that keeps its status for refusals as long as it can, and never ends a broken answer well."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from facade.errors import UNEXPECTED, error_response, late_error_object, note_if_caller_left
-from facade.generation import Generation, watching
-from facade.mailbox import Event
-from facade.translate.stream import Stream
-from omniserve.llm.v1 import llm_pb2
+from facade.generation import watching
 from services.kit import telemetry
 from services.kit.errors import DomainError, Reason
 from services.kit.owner import Owner
@@ -27,6 +24,46 @@ _HEADERS: Final = (
 )
 # How long the goodbye of a stream that is cut off by a shutdown may take.
 _GOODBYE_S: Final = 0.5
+
+E = TypeVar("E")
+E_contra = TypeVar("E_contra", contravariant=True)
+
+
+class Source(Protocol[E]):
+    """An answer in the making. Entering the block begins it; leaving it cancels what still runs."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether all has been taken that the answer consists of."""
+
+    async def take(self) -> list[E]:
+        """Wait for events and return all there are. Raises the DomainError that ended the request. Safe to cancel."""
+
+    def abandon(self) -> None:
+        """Say that the caller has gone."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Teller(Protocol[E_contra]):
+    """Turns events into the bytes of a stream."""
+
+    def said(self, events: Sequence[E_contra]) -> bytes:
+        """Return the bytes for what happened, none for what only a waiting caller wants to know.
+
+        Raises DomainError engine_failed when the engine says it is done but something is missing.
+        """
+
+    def word(self, events: Sequence[E_contra]) -> str:
+        """Return what a waiting request waits for, by the newest event that says it; "" for nothing new."""
+
+    def end(self) -> bytes:
+        """Return the bytes that end the answer."""
+
+    def failed(self, told: Mapping[str, Any]) -> bytes:
+        """Return the bytes that end an answer which broke; `told` is the error in OpenAI's shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +89,8 @@ class _Line:
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})
 
 
-class StreamedAnswer(Response):
-    """A response that streams a generation.
+class StreamedAnswer(Response, Generic[E]):
+    """A response that streams an answer while it is made.
 
     Refusals before the first output have their own status. While the request waits, headers go out after
     `pace.headers_after_s`, if anything was heard of it at all, and comments follow. Later failures are an error event
@@ -62,8 +99,8 @@ class StreamedAnswer(Response):
 
     def __init__(
         self,
-        generation: Generation,
-        stream: Stream,
+        source: Source[E],
+        teller: Teller[E],
         *,
         pace: Pace,
         owner: Owner,
@@ -71,8 +108,8 @@ class StreamedAnswer(Response):
         before_end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         super().__init__(media_type="text/event-stream")  # only the name: we send everything ourselves
-        self._generation = generation
-        self._stream = stream
+        self._source = source
+        self._teller = teller
         self._pace = pace
         self._owner = owner
         self._request_id = request_id
@@ -82,7 +119,7 @@ class StreamedAnswer(Response):
         """Send the whole answer."""
         line = _Line(send)
         try:
-            with self._generation, watching(self._owner, receive, self._generation):
+            with self._source, watching(self._owner, receive, self._source):
                 await self._answer(line)
         except asyncio.CancelledError:
             # The server has run out of patience with its last streams.
@@ -98,52 +135,39 @@ class StreamedAnswer(Response):
         note_if_caller_left(error)
         if line.open:
             told = late_error_object(error, self._request_id)
-            await line.write(self._stream.failed(told), last=True)
+            await line.write(self._teller.failed(told), last=True)
         else:
             await error_response(error, self._request_id, scope["path"])(scope, receive, send)
 
     async def _answer(self, line: _Line) -> None:
-        events = await self._first_output(line)
-        while True:
-            body = self._encoded(events)
-            if self._generation.finished:
-                if self._before_end is not None:
-                    await self._before_end()
-                await line.write(body + self._stream.end(), last=True)
-                return
+        body = await self._first_output(line)
+        while not self._source.finished:
             if body:
                 await line.write(body)
-            events = await self._generation.take()
+            body = self._teller.said(await self._source.take())
+        if self._before_end is not None:
+            await self._before_end()
+        await line.write(body + self._teller.end(), last=True)
 
-    def _encoded(self, events: list[Event]) -> bytes:
-        pieces = []
-        for prompt, event in events:
-            kind = event.WhichOneof("event")
-            if kind == "output":
-                pieces.append(self._stream.output(prompt, event.output))
-            elif kind == "done":
-                pieces.append(self._stream.done(prompt, event.done))
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    async def _first_output(self, line: _Line) -> list[Event]:
-        """Return the first events that hold output; until then say that the request is alive, when it is."""
+    async def _first_output(self, line: _Line) -> bytes:
+        """Return the first output; until then say that the request is alive, when it is."""
         speak_at = asyncio.get_running_loop().time() + self._pace.headers_after_s
         word = ""
         while True:
             events = await self._take_until(speak_at if word else None)
-            for _, event in events:
-                if event.HasField("output") or event.HasField("done"):
-                    return events
-                word = _word(event)
+            body = self._teller.said(events)
+            if body or self._source.finished:
+                return body
+            word = self._teller.word(events) or word
             now = asyncio.get_running_loop().time()
             if word and now >= speak_at:
                 await line.write(f": {word}\n\n".encode())
                 speak_at = now + self._pace.comment_every_s
 
-    async def _take_until(self, moment: float | None) -> list[Event]:
+    async def _take_until(self, moment: float | None) -> list[E]:
         try:
             async with asyncio.timeout_at(moment):
-                return await self._generation.take()
+                return await self._source.take()
         except TimeoutError:
             return []
 
@@ -153,12 +177,3 @@ def _known(error: Exception) -> DomainError:
         return error
     _log.error("unexpected error in a stream", exc_info=error)
     return DomainError(Reason.INTERNAL, UNEXPECTED)
-
-
-def _word(event: llm_pb2.GenerationEvent) -> str:
-    """Return what a waiting request waits for."""
-    if event.HasField("queued"):
-        return f"queued {event.queued.position}"
-    if event.HasField("loading"):
-        return f"loading {event.loading.progress:.2f}" if event.loading.HasField("progress") else "loading"
-    return f"prefill {event.prefill.processed_tokens}/{event.prefill.prompt_tokens}"

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from facade.holds import HoldCalls
+from facade.images import ImageCalls
 from facade.memory import VramCalls
 from facade.peers import LlmCalls, Peers
 from facade.session import LlmSession
@@ -22,6 +23,7 @@ class Facade:
     clock: Clock
     session: LlmSession
     llm: LlmCalls
+    images: ImageCalls
     vram: VramCalls
     holds: HoldCalls
     peers: Peers

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
 from cli import http
-from cli.errors import CliError
-from cli.sse import SseDecoder
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Sequence
 
     from cli.chat.stream import ChatEvent, ChatReader
 
 # The mesh sends a comment every 10 s once it has begun to answer; before that a request may wait in silence, at most
 # until admission's deadline.
 _SILENCE_S = 300.0
+_PATH = "/v1/chat/completions"
 
 Message = dict[str, str]
 
@@ -49,9 +47,7 @@ class ChatClient:
 
     def __init__(self, url: str, *, api_key: str, connect_s: float) -> None:
         self._url = url
-        headers = {"Accept": "text/event-stream"}
-        if api_key:
-            headers["Authorization"] = f"Bearer {api_key}"
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else None
         self._client = http.new_client(connect_s=connect_s, read_s=_SILENCE_S, headers=headers)
 
     def close(self) -> None:
@@ -63,25 +59,8 @@ class ChatClient:
 
         Raises CliError in one line: nothing answers, a refusal, an error event, an answer cut short.
         """
-        headers = {"X-Omniserve-Tier": options.tier} if options.tier else None
         body = request_body(messages, options)
-        try:
-            with self._client.stream("POST", f"{self._url}/v1/chat/completions", json=body, headers=headers) as answer:
-                yield from _events(answer, reader)
-        except (httpx.ReadError, httpx.ReadTimeout, httpx.RemoteProtocolError) as error:
-            raise CliError(f"the answer was cut short: {http.transport_reason(error)} [stream_broken]") from error
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise http.not_running(self._url, error) from error
-
-
-def _events(answer: httpx.Response, reader: ChatReader) -> Iterator[ChatEvent]:
-    if answer.status_code != httpx.codes.OK:
-        raise http.refusal(answer.status_code, answer.read())
-    kind = answer.headers.get("content-type", "")
-    if not kind.startswith("text/event-stream"):
-        raise CliError(f"the answer is {kind or 'of no type'}, not an event stream: is this the mesh's address?")
-    decoder = SseDecoder()
-    for piece in answer.iter_bytes():
-        for item in decoder.feed(piece):
-            yield from reader.read(item)
-    reader.finish()
+        with closing(http.stream_events(self._client, self._url, _PATH, body, tier=options.tier)) as items:
+            for item in items:
+                yield from reader.read(item)
+        reader.finish()

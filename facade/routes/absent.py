@@ -8,14 +8,6 @@ from services.kit.errors import DomainError, Reason
 
 # Setting that would enable routes, and their paths. Relay has the same table; a test holds the two together.
 ENABLED_BY: Final = {
-    "OMNISERVE_IMAGE_UPSTREAM": (
-        "/v1/images/generations",
-        "/v1/images/edits",
-        "/v1/images/variations",
-        "/v1/images/upscale",
-        "/v1/images/backgrounds",
-        "/v1/images/backgrounds/style",
-    ),
     "OMNISERVE_BIREFNET_UPSTREAM": ("/v1/images/background-removals", "/api/v1/birefnet"),
     "OMNISERVE_IMAGE_WORKER_UPSTREAM": (
         "/generate_image",

@@ -21,7 +21,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 NAMESPACE: Final = "OMNISERVE_"
 # Services that others call; each has an address below.
-PEERS: Final = ("admission", "jobs", "llm", "relay", "vram")
+PEERS: Final = ("admission", "diffusion", "jobs", "llm", "relay", "vram")
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 # Where the environment comes from while `load` builds an instance; nothing else reads it.
@@ -173,6 +173,9 @@ class MeshSettings(ServiceSettings):
     )
     admission_address: Address = knob(
         "127.0.0.1:9101", "Where admission is called.", aliases=("OMNISERVE_ADMISSION_ADDRESS",), shared=True
+    )
+    diffusion_address: Address = knob(
+        "127.0.0.1:9104", "Where diffusion is called.", aliases=("OMNISERVE_DIFFUSION_ADDRESS",), shared=True
     )
     jobs_address: Address = knob(
         "127.0.0.1:9107", "Where jobs is called.", aliases=("OMNISERVE_JOBS_ADDRESS",), shared=True

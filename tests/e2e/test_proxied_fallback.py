@@ -49,7 +49,12 @@ def test_the_unified_upstream_serves_what_has_none_of_its_own_under_a_permit(pro
     proxied.workers.release(mark)
     assert answer.result(LIMIT_S).status_code == 200
     proxied.wait_idle()
-    for path in ("/v1/images/generations", "/generate_image", "/api/v1/image-caption", "/v1/animations/generations"):
+    for path in (
+        "/v1/images/background-removals",
+        "/generate_image",
+        "/api/v1/image-caption",
+        "/v1/animations/generations",
+    ):
         assert proxied.ask(path, "json").json()["worker"] == "everything"
 
 

@@ -67,13 +67,25 @@ _EMBEDDINGS: Final = (
 )
 _IMAGES: Final = (
     _route(
-        "image.generations", "/v1/images/generations", "image", "image", path_setting="OMNISERVE_IMAGE_GENERATE_PATH"
+        "image.generations",
+        "/v1/images/generations",
+        "image",
+        "image",
+        embedded=True,
+        path_setting="OMNISERVE_IMAGE_GENERATE_PATH",
     ),
-    _route("image.edits", "/v1/images/edits", "image", "image"),
-    _route("image.variations", "/v1/images/variations", "image", "image"),
-    _route("image.upscale", "/v1/images/upscale", "image", "image"),
-    _route("image.backgrounds", "/v1/images/backgrounds", "image", "image", forced_tier="background"),
-    _route("image.background_styles", "/v1/images/backgrounds/style", "image", "image", forced_tier="background"),
+    _route("image.edits", "/v1/images/edits", "image", "image", embedded=True),
+    _route("image.variations", "/v1/images/variations", "image", "image", embedded=True),
+    _route("image.upscale", "/v1/images/upscale", "image", "image", embedded=True),
+    _route("image.backgrounds", "/v1/images/backgrounds", "image", "image", embedded=True, forced_tier="background"),
+    _route(
+        "image.background_styles",
+        "/v1/images/backgrounds/style",
+        "image",
+        "image",
+        embedded=True,
+        forced_tier="background",
+    ),
     _route("cutout.background_removals", "/v1/images/background-removals", "birefnet", "cutout"),
     _route("cutout.birefnet", "/api/v1/birefnet", "birefnet", "cutout"),
     _route("jobs.background_removals", "/v1/images/background-removals/jobs", "", "cutout"),

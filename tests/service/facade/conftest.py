@@ -18,6 +18,7 @@ import yaml
 from facade.server import Running, running_facade
 from facade.settings import FacadeSettings
 from omniserve.admission.v1 import admission_pb2, admission_pb2_grpc
+from omniserve.diffusion.v1 import diffusion_pb2_grpc
 from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
 from omniserve.vram.v1 import vram_pb2, vram_pb2_grpc
 from services.jobs.adapters.journal import open_journal
@@ -31,6 +32,7 @@ from services.kit.health import HealthHandle
 from services.kit.server import running_server
 from services.kit.settings import MeshSettings
 from services.kit.tokens import ensure_token
+from tests.fixtures.pictures import ScriptedDiffusion
 
 MODEL = llm_pb2.Model(
     name="tiny", aliases=["tiny-alias", "org/tiny"], kind=llm_pb2.MODEL_KIND_CHAT, context_tokens=64, created_unix_s=7
@@ -276,6 +278,7 @@ class Mesh:
     start_llm: Callable[[], "asyncio.Future[None]"]
     stop_jobs: Callable[[], "asyncio.Future[None]"]
     admission_admin: ScriptedAdmissionAdmin
+    diffusion: ScriptedDiffusion
 
     @property
     def url(self) -> str:
@@ -352,7 +355,15 @@ async def _mesh(state_dir: Path, llm_port: int, **overrides: object) -> AsyncIte
         register=lambda server: vram_pb2_grpc.add_VramServiceServicer_to_server(scripted_vram, server),
         service_names=("omniserve.vram.v1.VramService",),
     )
+    scripted_diffusion = ScriptedDiffusion()
+    diffusion = running_server(
+        name="diffusion",
+        settings=peers,
+        register=lambda server: diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(scripted_diffusion, server),
+        service_names=("omniserve.diffusion.v1.DiffusionService",),
+    )
     async with AsyncExitStack() as stack:
+        diffusion_port = await stack.enter_async_context(diffusion)
         vram_port = await stack.enter_async_context(vram)
         jobs = await stack.enter_async_context(AsyncExitStack())
         jobs_port = await _start_jobs(jobs, state_dir)
@@ -367,6 +378,7 @@ async def _mesh(state_dir: Path, llm_port: int, **overrides: object) -> AsyncIte
                 "jobs_address": f"127.0.0.1:{jobs_port}",
                 "admission_address": f"127.0.0.1:{admission_port}",
                 "vram_address": f"127.0.0.1:{vram_port}",
+                "diffusion_address": f"127.0.0.1:{diffusion_port}",
                 "drain_grace_s": 0.3,
                 "comment_every_s": 0.05,
                 "peer_wait_s": 20,
@@ -392,6 +404,7 @@ async def _mesh(state_dir: Path, llm_port: int, **overrides: object) -> AsyncIte
             llm.start,
             jobs.aclose,
             admission_admin,
+            scripted_diffusion,
         )
 
 

@@ -81,7 +81,9 @@ async def test_a_path_nobody_knows_is_a_404_in_openais_shape(mesh):
     assert answer.json()["error"]["reason"] == "not_found"
 
 
-@pytest.mark.parametrize("path", ["/v1/audio/speech", "/v1/images/generations", "/errors", "/admin/capacity", "/r2v"])
+@pytest.mark.parametrize(
+    "path", ["/v1/audio/speech", "/v1/images/background-removals", "/errors", "/admin/capacity", "/r2v"]
+)
 async def test_a_route_that_nothing_is_configured_for_says_so(mesh, path):
     answer = await mesh.http.post(path, json={})
     assert answer.status_code == 404

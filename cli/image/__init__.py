@@ -1,0 +1,1 @@
+"""`omniserve image`: a picture from a text, with its progress."""
