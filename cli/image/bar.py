@@ -48,4 +48,5 @@ class Bar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._progress.console.is_terminal:  # else its end would be an empty line
+            self._progress.stop()
