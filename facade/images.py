@@ -13,31 +13,45 @@ from facade.translate.image_requests import PictureCall
 from omniserve.diffusion.v1 import diffusion_pb2 as pb
 from omniserve.diffusion.v1 import diffusion_pb2_grpc
 from services.kit.channels import call_metadata, ending
+from services.kit.clock import Clock
 from services.kit.errors import DomainError, Reason
 from services.kit.owner import Owner
 
 _PEER: Final = "diffusion"
+# How long the catalogue is believed, and how long a listing waits for it: it is shown beside that of llm.
+_NAMES_FOR_S: Final = 10.0
+_NAMES_LIMIT_S: Final = 0.5
 
 
 class ImageCalls:
     """The calls to diffusion on behalf of callers. `wait_s`: for a connection; `limit_s`: for a short answer."""
 
-    def __init__(self, channel: grpc.aio.Channel, owner: Owner, *, limit_s: float, wait_s: float) -> None:
+    def __init__(self, channel: grpc.aio.Channel, clock: Clock, owner: Owner, *, limit_s: float, wait_s: float) -> None:
         self._peer = Peer(_PEER, channel, wait_s)
         self._stub: Any = diffusion_pb2_grpc.DiffusionServiceStub(channel)
+        self._clock = clock
         self._owner = owner
-        self._limit_s = limit_s
+        self._limit_s = min(limit_s, _NAMES_LIMIT_S)
+        self._models: tuple[pb.Model, ...] = ()
+        self._models_until = float("-inf")
 
     def pictures(self, call: PictureCall, who: Principal) -> "Pictures":
         """Return the pictures that a call asks for, to be begun by entering them."""
         return Pictures(call, who, self._peer, getattr(self._stub, call.method.value), self._owner)
 
-    async def models(self, who: Principal, *, wait_s: float) -> pb.ListModelsResponse:
-        """Return the catalogue of picture models. Raises DomainError."""
-        answer: pb.ListModelsResponse = await self._peer.ask(
-            self._stub.ListModels, pb.ListModelsRequest(), who, limit_s=self._limit_s, wait_s=wait_s
-        )
-        return answer
+    async def catalogue(self, who: Principal) -> tuple[pb.Model, ...]:
+        """Return the models of pictures as known a short while ago; none while diffusion does not tell."""
+        if self._clock.monotonic() >= self._models_until:
+            self._models_until = self._clock.monotonic() + _NAMES_FOR_S
+            try:
+                listed = await self._peer.ask(
+                    self._stub.ListModels, pb.ListModelsRequest(), who, limit_s=self._limit_s, wait_s=self._limit_s
+                )
+            except DomainError:
+                self._models = ()
+            else:
+                self._models = tuple(listed.models)
+        return self._models
 
 
 class Pictures:

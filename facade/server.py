@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Final
 
+import grpc.aio
 import uvicorn
 from typing_extensions import override
 
@@ -131,13 +132,9 @@ async def _open(settings: FacadeSettings, owner: Owner) -> AsyncIterator[Running
 
 async def _wire(settings: FacadeSettings, owner: Owner, stack: AsyncExitStack) -> Facade:
     addresses = {"admission": settings.admission_address, "llm": settings.llm_address, "vram": settings.vram_address}
-    addresses |= {"jobs": settings.jobs_address, "diffusion": settings.diffusion_address}
-    channels = {
-        name: await stack.enter_async_context(
-            open_channel(address, caller=settings.service, state_dir=settings.state_dir)
-        )
-        for name, address in addresses.items()
-    }
+    addresses["jobs"] = settings.jobs_address
+    channels = {name: await _channel(stack, settings, address) for name, address in addresses.items()}
+    diffusion = await _channel(stack, settings, settings.diffusion_address)
     clock = SystemClock()
     limits = {"limit_s": settings.call_limit_s, "wait_s": settings.peer_wait_s}
     session = LlmSession(channels["llm"], wait_s=settings.peer_wait_s)
@@ -149,12 +146,16 @@ async def _wire(settings: FacadeSettings, owner: Owner, stack: AsyncExitStack) -
         clock=clock,
         session=session,
         llm=LlmCalls(channels["llm"], clock, **limits),
-        images=ImageCalls(channels["diffusion"], owner, **limits),
+        images=ImageCalls(diffusion, clock, owner, **limits),
         vram=VramCalls(channels["vram"], **limits),
         holds=HoldCalls(channels["admission"], **limits),
         peers=Peers(channels, clock, health_limit_s=settings.health_limit_s, status_budget_s=settings.status_budget_s),
         responses=ResponseStore(channels["jobs"], **limits),
     )
+
+
+async def _channel(stack: AsyncExitStack, settings: FacadeSettings, address: str) -> grpc.aio.Channel:
+    return await stack.enter_async_context(open_channel(address, caller=settings.service, state_dir=settings.state_dir))
 
 
 async def _end(task: "asyncio.Task[None]") -> None:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from facade.describe import answers, path_parameter
 from facade.door import principal_of
 from facade.translate.failures import model_not_found
-from facade.translate.models import find_model, model_list, model_object
+from facade.translate.models import find_model, find_picture_model, model_list, model_object, picture_model_object
 from facade.wiring import Facade
 
 
@@ -17,8 +17,10 @@ def router(facade: Facade) -> APIRouter:
 
     @routes.get("/v1/models", summary="List the models", responses=answers("list"), response_class=Response)
     async def list_models(request: Request) -> Response:
-        listed = await facade.llm.models(principal_of(request.scope))
-        return Response(orjson.dumps(model_list(listed)), media_type="application/json")
+        principal = principal_of(request.scope)
+        listed = await facade.llm.models(principal)
+        pictures = await facade.images.catalogue(principal)
+        return Response(orjson.dumps(model_list(listed, pictures)), media_type="application/json")
 
     @routes.get(
         "/v1/models/{model:path}",  # names may have slashes
@@ -29,10 +31,14 @@ def router(facade: Facade) -> APIRouter:
     )
     async def one_model(request: Request) -> Response:
         name = request.path_params["model"]
-        listed = await facade.llm.models(principal_of(request.scope))
+        principal = principal_of(request.scope)
+        listed = await facade.llm.models(principal)
         model = find_model(listed.models, name) if name else None
-        if model is None:
+        if model is not None:
+            return Response(orjson.dumps(model_object(model)), media_type="application/json")
+        picture_model = find_picture_model(await facade.images.catalogue(principal), name)
+        if picture_model is None:
             raise model_not_found(name)
-        return Response(orjson.dumps(model_object(model)), media_type="application/json")
+        return Response(orjson.dumps(picture_model_object(picture_model)), media_type="application/json")
 
     return routes

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from omniserve.diffusion.v1 import diffusion_pb2
 from omniserve.llm.v1 import llm_pb2
 
 
@@ -35,6 +36,41 @@ def model_object(model: llm_pb2.Model) -> dict[str, Any]:
     }
 
 
+def picture_model_object(model: diffusion_pb2.Model) -> dict[str, Any]:
+    """Translate one catalogue entry of a model that makes or enlarges pictures."""
+    capabilities = [diffusion_pb2.Capability.Name(each) for each in model.capabilities]
+    details: dict[str, Any] = {
+        "kind": _word(diffusion_pb2.ModelKind.Name(model.kind), "MODEL_KIND_"),
+        "state": _word(diffusion_pb2.ModelState.Name(model.state), "MODEL_STATE_"),
+        "aliases": list(model.aliases),
+        "family": model.family,
+        "size_mib": model.size_mib,
+        "pinned": model.pinned,
+        "max_batch": model.max_batch,
+        "capabilities": [_word(name, "CAPABILITY_") for name in capabilities],
+    }
+    for name in _WHERE_KNOWN:
+        if model.HasField(name):
+            details[name] = getattr(model, name)
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_unix_s,
+        "owned_by": "omniserve",
+        "omniserve": details,
+    }
+
+
+_WHERE_KNOWN: Final = (
+    "failure",
+    "default_width_px",
+    "default_height_px",
+    "default_steps",
+    "default_guidance",
+    "factor",
+)
+
+
 def _word(name: str, prefix: str) -> str:
     return name.removeprefix(prefix).lower()
 
@@ -53,9 +89,15 @@ def choose_model(models: Sequence[llm_pb2.Model], asked: str, *, largest: bool) 
     return max(candidates, key=lambda model: (model.parameters, model.size_mib)).name
 
 
-def model_list(response: llm_pb2.ListModelsResponse) -> dict[str, Any]:
-    """Translate the catalogue, default model first."""
-    return {"object": "list", "data": [model_object(model) for model in response.models]}
+def model_list(response: llm_pb2.ListModelsResponse, pictures: Iterable[diffusion_pb2.Model]) -> dict[str, Any]:
+    """Translate the catalogues, of each the default model first."""
+    models = [model_object(model) for model in response.models]
+    return {"object": "list", "data": models + [picture_model_object(model) for model in pictures]}
+
+
+def find_picture_model(models: Iterable[diffusion_pb2.Model], name: str) -> diffusion_pb2.Model | None:
+    """Return the model of that name or alias."""
+    return next((model for model in models if name in (model.name, *model.aliases)), None)
 
 
 def find_model(models: Iterable[llm_pb2.Model], name: str) -> llm_pb2.Model | None:

@@ -190,9 +190,11 @@ async def test_an_answer_names_the_model_by_its_catalogue_name(mesh, chat, asked
 
 async def test_models_are_listed_and_found_by_name_and_alias(mesh):
     listed = (await mesh.http.get("/v1/models")).json()
-    assert [model["id"] for model in listed["data"]] == ["tiny"]
+    assert [model["id"] for model in listed["data"]] == ["tiny", "painter"]
     for name in ("tiny", "tiny-alias", "org/tiny"):
         assert (await mesh.http.get(f"/v1/models/{name}")).json()["id"] == "tiny"
+    painter = (await mesh.http.get("/v1/models/org/painter")).json()
+    assert (painter["id"], painter["omniserve"]["capabilities"]) == ("painter", ["text_to_image", "lora"])
     missing = await mesh.http.get("/v1/models/other")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
@@ -227,6 +229,12 @@ async def test_without_llm_the_short_calls_are_503_and_tell_no_address(open_mesh
         answer = await mesh.http.get("/v1/models")
     assert answer.status_code == 503
     assert "127.0.0.1" not in answer.text
+
+
+async def test_without_diffusion_the_other_models_are_listed(open_mesh, free_ports):
+    async with open_mesh(diffusion_address=f"127.0.0.1:{free_ports(1)[0]}") as mesh:
+        listed = (await mesh.http.get("/v1/models")).json()
+    assert [model["id"] for model in listed["data"]] == ["tiny"]
 
 
 async def test_a_short_call_waits_for_an_llm_that_restarts(mesh):
