@@ -163,7 +163,7 @@ async def test_the_sdk_reads_pictures_edits_and_streams(mesh, client):
     assert [base64.b64decode(each.b64_json) for each in made.data] == [b"picture 0", b"picture 1"]
     edited = await client.images.edit(image=[b"first", b"second"], mask=b"mask", prompt="a hat")
     assert base64.b64decode(edited.data[0].b64_json) == b"picture 0"
-    with pytest.warns(DeprecationWarning):  # of the SDK: no model of OpenAI's own has them any more
+    with pytest.warns(DeprecationWarning, match="deprecated"):  # of the SDK: no model of OpenAI's own has them any more
         varied = await client.images.create_variation(image=b"first")
     assert len(varied.data) == 1
     making = await client.images.generate(prompt="a fox", stream=True, partial_images=1)
