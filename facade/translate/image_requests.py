@@ -57,6 +57,8 @@ class PictureCall:
         path = path.removeprefix("options.")
         found = _IMAGE.match(path)
         if found:
+            if self.images and not found["place"]:
+                return self.images[0].partition("[")[0]
             place = int(found["place"] or 0)
             return self.images[place] if place < len(self.images) else path
         for theirs, ours in _NAMES:

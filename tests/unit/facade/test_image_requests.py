@@ -283,6 +283,7 @@ def test_what_nothing_here_can_do_is_refused_as_unsupported(body, field):
         ("options.loras[1].catalogue.lora_id", "loras[1].lora_id"),
         ("options.loras[0].path", "loras[0].path"),
         ("options.teleport.start_step", "teleport.start_step"),
+        ("images", "image"),
         ("images[0]", "image[0]"),
         ("images[1].encoded", "image[1]"),
         ("mask", "mask"),
