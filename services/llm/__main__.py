@@ -14,18 +14,18 @@ from omniserve.llm.v1 import llm_pb2_grpc
 from services.kit.channels import open_channel
 from services.kit.clock import SystemClock
 from services.kit.health import HealthHandle
+from services.kit.hosts.broker import Broker
+from services.kit.hosts.coordinators import Coordinators
+from services.kit.hosts.footprints import Footprints
+from services.kit.hosts.leased import BrokerLeases
+from services.kit.hosts.leases import Leases, OwnBudget
 from services.kit.owner import Owner
 from services.kit.permits import PermitClient
 from services.kit.run import BAD_SETTINGS, run
 from services.kit.server import serve
-from services.llm.adapters.broker import Broker
-from services.llm.adapters.coordinators import Coordinators
-from services.llm.adapters.footprints import Footprints
 from services.llm.adapters.model_file import ModelFileError
 from services.llm.admin import LlmAdminServicer
 from services.llm.build import build
-from services.llm.leased import BrokerLeases
-from services.llm.leases import Leases, OwnBudget
 from services.llm.service import SERVICES, LlmServicer
 from services.llm.settings import LlmSettings
 

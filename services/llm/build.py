@@ -2,27 +2,30 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from services.kit import keyring, telemetry
 from services.kit.clock import Clock
 from services.kit.config import ConfigError
+from services.kit.hosts.coordinators import Coordinators
+from services.kit.hosts.core.seats import Policy
+from services.kit.hosts.hosting import Hosting, Permits
+from services.kit.hosts.keeper import EngineLimits
+from services.kit.hosts.leases import Leases
+from services.kit.hosts.resident import MOST_LOADS
 from services.kit.owner import Owner
-from services.llm.adapters.coordinators import Coordinators
-from services.llm.adapters.keeper import EngineLimits
 from services.llm.adapters.model_file import ModelFileError
-from services.llm.core.seats import Policy
 from services.llm.embed import Embeddings
 from services.llm.generate import Generator, Waits
-from services.llm.hosting import Hosting, Permits
-from services.llm.leases import Leases
 from services.llm.operations import Operations
-from services.llm.resident import MOST_LOADS
+from services.llm.resident import Resident
 from services.llm.residents import Residents
-from services.llm.served import read_served
+from services.llm.served import Served, read_served
 from services.llm.settings import LlmSettings
+from services.llm.vocabularies import Vocabularies
 
 LOOKED_EVERY_S: Final = 0.5
 """How often omniserve.yaml is looked at."""
@@ -33,7 +36,7 @@ _log = telemetry.logger(__name__)
 class Llm:
     """The parts; `run` of the hosting and `follow` of the catalogue's file are still to be run."""
 
-    hosting: Hosting
+    hosting: Hosting[Served, Resident]
     residents: Residents
     generator: Generator
     operations: Operations
@@ -52,6 +55,7 @@ def build(
     on_health: Callable[[bool], None],
 ) -> Llm:
     """Read the model files' headers and return the parts. Raises ConfigError and ModelFileError."""
+    vocabularies = Vocabularies(owner, clock)
     hosting = Hosting(
         permits=permits,
         leases=leases,
@@ -59,16 +63,34 @@ def build(
         clock=clock,
         owner=owner,
         policy=Policy(settings.memory_mib or None, turn_s=settings.turn_s),
-        limits=EngineLimits(load_s=settings.load_timeout_s, stuck_s=settings.stuck_s, loads=MOST_LOADS),
-        environ=host_environment(settings),
+        make=partial(
+            _resident,
+            limits=EngineLimits(load_s=settings.load_timeout_s, stuck_s=settings.stuck_s, loads=MOST_LOADS),
+            clock=clock,
+            environ=host_environment(settings),
+        ),
+        principal="llm",
+        tidy=vocabularies.tidy,
         load_wait_s=settings.load_wait_s,
     )
-    residents = Residents(hosting, permits=permits, clock=clock, owner=owner, on_health=on_health)
+    residents = Residents(hosting, vocabularies, permits=permits, clock=clock, owner=owner, on_health=on_health)
     catalogue = CatalogueFile(settings, residents)
     residents.apply(read_served(settings))
     generator = Generator(residents, clock, Waits(settings.load_wait_s, settings.prompt_bytes))
     embeddings = Embeddings(residents, Waits(settings.load_wait_s, settings.prompt_bytes))
     return Llm(hosting, residents, generator, Operations(residents, hosting, clock), embeddings, catalogue)
+
+
+def _resident(
+    key: int,
+    served: Served,
+    on_state: Callable[[Resident], None],
+    *,
+    limits: EngineLimits,
+    clock: Clock,
+    environ: Mapping[str, str],
+) -> Resident:
+    return Resident(key, served, limits=limits, clock=clock, environ=environ, on_state=on_state)
 
 
 class CatalogueFile:

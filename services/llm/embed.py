@@ -9,6 +9,7 @@ from opentelemetry import trace
 from services.kit import telemetry
 from services.kit.access import Caller
 from services.kit.errors import DomainError, Reason
+from services.kit.hosts.residents import Asker, ReplacedError
 from services.llm.adapters.embedder import UnfitInputError
 from services.llm.core.catalogue import Kind
 from services.llm.core.embed_wire import EmbedReady, Item
@@ -28,7 +29,7 @@ from services.llm.core.embedding import (
 from services.llm.core.wire import pack_tokens
 from services.llm.generate import Waits
 from services.llm.resident import Resident
-from services.llm.residents import Asker, ReplacedError, Residents
+from services.llm.residents import Residents
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ import numpy as np
 from omniserve.llm.v1 import llm_pb2 as pb
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, Reason
+from services.kit.hosts.hosting import TIER_RANKS
+from services.kit.hosts.residents import Asker, ReplacedError
 from services.llm.adapters.engine import Announcement
 from services.llm.adapters.text import Text
 from services.llm.core.adapters import AdapterSet, adapter_set
@@ -18,10 +20,9 @@ from services.llm.core.shaping import Shaper
 from services.llm.core.tools import described, told
 from services.llm.core.wire import Delta, Finish, Limits, Progress, Submit, TextReady, pack_tokens
 from services.llm.forms import Form, Forms
-from services.llm.hosting import TIER_RANKS
 from services.llm.outbox import Port
 from services.llm.resident import Resident
-from services.llm.residents import Asker, ReplacedError, Residents
+from services.llm.residents import Residents
 from services.llm.spans import Timeline, generation_span
 
 

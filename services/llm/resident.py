@@ -1,72 +1,23 @@
-"""A model of the catalogue while the service runs: its hosts, and what is known about them."""
+"""A model of llm's catalogue while the service runs: its two hosts, and what is known about them."""
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
+
+from typing_extensions import override
 
 from services.kit.clock import Clock
-from services.kit.errors import DomainError
+from services.kit.hosts import resident
+from services.kit.hosts.keeper import EngineLimits
 from services.llm.adapters.embedder import Embedder
 from services.llm.adapters.engine import Engine
-from services.llm.adapters.keeper import EngineLimits
 from services.llm.adapters.text import TextHost
 from services.llm.core.embed_wire import EmbedConfig
-from services.llm.core.lifecycle import State
-from services.llm.leases import Claim  # noqa: TC001 - a value's type like those above
 from services.llm.served import Served
 
-MOST_LOADS = 3
-"""How often in a row a load may die before those who wait for it are told."""
 
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why a model cannot be had, and until when nobody tries again, seconds of the monotonic clock."""
-
-    error: DomainError
-    until_s: float
-
-
-class HostReport(Protocol):
-    """What is known about a host without asking it."""
-
-    @property
-    def state(self) -> State:
-        """Whether it can serve."""
-
-    @property
-    def pid(self) -> int | None:
-        """Its process, while there is one."""
-
-    @property
-    def progress(self) -> float | None:
-        """How far its load is, 0 to 1."""
-
-    @property
-    def failure(self) -> str | None:
-        """Why it failed."""
-
-
-class Host(Protocol):
-    """A model's host process as the residency needs it."""
-
-    @property
-    def report(self) -> HostReport:
-        """What is known about it."""
-
-    async def supervise(self) -> None:
-        """Keep it running until cancelled; when this is left, however, there is none any more."""
-
-
-class Resident:
-    """One model. `key`: its seat; `healthy`: it has been ready and has not failed since.
-
-    `is_required`: the service is ready only with it, and loading it is tried for ever. `retired`: it is in the catalogue no
-    more. `visitors`: calls that use its vocabulary or may soon. `life`, `asking`, `texting`: the tasks that run its engine
-    host, ask for leave to load it, and run its text host. `rank`: how important the load was; `claim`: the memory that it lives
-    on; `shortage`: why there was none.
-    """
+class Resident(resident.Resident[Served]):
+    """One model. `last_visit_s`: when its vocabulary was used last; `texting`: the task that runs its text host."""
 
     def __init__(
         self,
@@ -76,39 +27,19 @@ class Resident:
         limits: EngineLimits,
         clock: Clock,
         environ: Mapping[str, str],
-        on_state: Callable[["Resident"], None],
+        on_state: Callable[[Any], None],
     ) -> None:
-        self.key = key
-        self.served = served
-        self.healthy = False
-        self.is_required = False
-        self.retired = False
-        self.visitors = 0
+        super().__init__(key, served, on_state=on_state)
         self.last_visit_s = 0.0
-        self.life: asyncio.Task[None] | None = None
-        self.asking: asyncio.Task[None] | None = None
         self.texting: asyncio.Task[None] | None = None
         self.texts_again = False
-        self.rank = 0
-        self.claim: Claim | None = None
-        self.shortage = ""
-        self.trouble: Trouble | None = None
-        self.failures = 0
-        self._on_state = on_state
-        self._changed = asyncio.Event()
         self._engine: Engine | None = None
         self._embedder: Embedder | None = None
-        self.host: Host
         if isinstance(served.engine, EmbedConfig):
-            self.host = self._embedder = Embedder(served.engine, limits, clock, environ=environ, on_state=self._hear)
+            self.host = self._embedder = Embedder(served.engine, limits, clock, environ=environ, on_state=self.hear)
         else:
-            self.host = self._engine = Engine(served.engine, limits, clock, environ=environ, on_state=self._hear)
+            self.host = self._engine = Engine(served.engine, limits, clock, environ=environ, on_state=self.hear)
         self.text = TextHost(served.text, environ=environ)
-
-    @property
-    def name(self) -> str:
-        """What callers call it."""
-        return self.served.entry.name
 
     @property
     def engine(self) -> Engine:
@@ -130,20 +61,7 @@ class Resident:
         ready = None if self._engine is None else self._engine.report.ready
         return self.served.context_tokens if ready is None else ready.context_tokens
 
-    @property
-    def changed(self) -> asyncio.Event:
-        """The event that the next news sets, other than a load's progress. Take it before looking."""
-        return self._changed
-
-    def tell(self) -> None:
-        """Wake those who wait for news."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    def _hear(self, state: State) -> None:
-        if state is State.READY:
-            self.healthy, self.failures, self.trouble = True, 0, None
-        elif state is State.FAILED:
-            self.healthy = False
-        self._on_state(self)
-        self.tell()
+    @override
+    def companions(self) -> list[asyncio.Task[None]]:
+        texting = [self.texting] if self.texting is not None else []
+        return [*super().companions(), *texting]

@@ -1,5 +1,6 @@
 """The models that the settings ask for: each with everything that is decided before it is loaded."""
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from services.llm.adapters import model_file
 from services.llm.adapters.model_file import ModelFile, ModelFileError
 from services.llm.core.catalogue import Entry, Kind, entry, repeated
 from services.llm.core.embed_wire import EmbedConfig
-from services.llm.core.memory import MIB, need_mib
+from services.llm.core.memory import MIB, lease_mib, need_mib, scratch_mib
 from services.llm.core.wire import EngineConfig, Sampling, SpeculationRules, TextConfig
 from services.llm.sections import ModelSection, ModelsSection
 from services.llm.settings import LlmSettings
@@ -22,6 +23,7 @@ from services.llm.settings import LlmSettings
 DEFAULT_EMBEDDING: Final = "all-MiniLM-L6-v2.Q8_0.gguf"
 """What set-up puts into the models folder."""
 _LEAST_CELLS: Final = 256
+_PROFILE_CHARACTERS: Final = 32
 _CHAT_ONLY: Final = frozenset({"sampling", "system", "request_ctx", "contexts", "warm_prefixes", "kv_type", "loras"})
 
 
@@ -53,6 +55,48 @@ class Served:
         if isinstance(self.engine, EmbedConfig):
             raise TypeError(f"{self.entry.name} generates no text")
         return self.engine
+
+    @property
+    def name(self) -> str:
+        """What callers call it."""
+        return self.entry.name
+
+    @property
+    def profile(self) -> str:
+        """What tells this way of running it from another."""
+        said = msgspec.json.encode((self.engine, self.file.size, self.file.made_unix_s, self.loras_bytes))
+        return hashlib.sha256(said).hexdigest()[:_PROFILE_CHARACTERS]
+
+    @property
+    def file_mib(self) -> int:
+        """Size of its files, MiB."""
+        return -(-(self.file.size + self.loras_bytes) // MIB)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Its files."""
+        loras = () if isinstance(self.engine, EmbedConfig) else self.engine.loras.values()
+        return (str(self.file.path), *loras)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether none of its layers is to be on a GPU."""
+        return self.engine.gpu_layers == 0
+
+    def lease_mib(self, *, seen_mib: int | None, on_host: bool) -> int:
+        """Return how much memory to lease: files, cache and what a step needs, or as much as it was seen to take."""
+        config = self.engine
+        makes_vectors = isinstance(config, EmbedConfig)
+        step_tokens = config.batch_tokens if isinstance(config, EmbedConfig) else config.ubatch_tokens
+        share = 1.0
+        if not on_host and config.gpu_layers is not None and config.layers > 0:
+            share = min(1.0, config.gpu_layers / config.layers) if config.gpu_layers > 0 else 1.0
+        return lease_mib(
+            kept_mib=self.need_mib,
+            scratch_mib=scratch_mib(self.file.header, step_tokens=step_tokens, has_logits=not makes_vectors),
+            share=share,
+            seen_mib=seen_mib,
+        )
 
     @property
     def modality(self) -> str:

@@ -11,10 +11,10 @@ from omniserve.llm.v1 import llm_pb2 as pb
 from omniserve.llm.v1 import llm_pb2_grpc
 from services.kit.access import caller_of
 from services.kit.errors import DomainError, Reason
+from services.kit.hosts.core.lifecycle import State
 from services.llm import embed_translate, translate
 from services.llm.adapters.text import Text
 from services.llm.core.catalogue import Kind
-from services.llm.core.lifecycle import State
 from services.llm.core.options import check_tokens
 from services.llm.core.prompt import Chat, Completion
 from services.llm.embed import Embeddings

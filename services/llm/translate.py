@@ -10,10 +10,10 @@ from google.protobuf import json_format
 
 from omniserve.llm.v1 import llm_pb2 as pb
 from services.kit.errors import DomainError, Reason
+from services.kit.hosts.core.lifecycle import State
 from services.llm.adapters.engine import add_counters
 from services.llm.core.adapters import AskedAdapter
 from services.llm.core.catalogue import Kind
-from services.llm.core.lifecycle import State
 from services.llm.core.memory import MIB
 from services.llm.core.options import AskedOptions, AskedSampling
 from services.llm.core.prompt import Call, Chat, Completion, Turn

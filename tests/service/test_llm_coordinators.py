@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from services.llm.adapters.coordinators import Coordinators, NotHeldError
+from services.kit.hosts.coordinators import Coordinators, NotHeldError
 
 
 class Peers:

@@ -10,12 +10,12 @@ from omniserve.vram.v1 import vram_pb2 as pb
 from services.kit.channels import open_channel
 from services.kit.clock import ManualClock, SystemClock
 from services.kit.errors import DomainError, Reason
+from services.kit.hosts.broker import Broker
+from services.kit.hosts.core.claims import End, Want
+from services.kit.hosts.footprints import Footprints
+from services.kit.hosts.leased import BrokerLeases
+from services.kit.hosts.leases import Claim, NoRoomError, Yield
 from services.kit.owner import Owner
-from services.llm.adapters.broker import Broker
-from services.llm.adapters.footprints import Footprints
-from services.llm.core.claims import End, Want
-from services.llm.leased import BrokerLeases
-from services.llm.leases import Claim, NoRoomError, Yield
 from tests.fixtures.memory import Devices, running_broker
 
 LIMIT_S = 60

@@ -11,7 +11,8 @@ import msgspec
 
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, Reason
-from services.llm.adapters.keeper import Ears, EngineLimits, Keeper, Report, Role
+from services.kit.hosts.core.lifecycle import State
+from services.kit.hosts.keeper import Ears, EngineLimits, Keeper, Report, Role
 from services.llm.core.embed_wire import (
     Ask,
     Computed,
@@ -27,9 +28,9 @@ from services.llm.core.embed_wire import (
     Unfit,
 )
 from services.llm.core.embedding import Vectors, floats
-from services.llm.core.lifecycle import State
+from services.llm.core.wire import PROGRAM
 
-ROLE: Final = Role("embed", FromEmbedder, EmbedReady)
+ROLE: Final = Role(PROGRAM, "embed", FromEmbedder, EmbedReady)
 _FLOAT_BYTES: Final = 4
 _TOTALS: Final = ("steps", "tokens", "inputs", "requests", "cancelled", "compute_us")
 

@@ -10,10 +10,11 @@ import msgspec
 
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, Reason
-from services.llm.adapters.host_process import HostProcess
-from services.llm.adapters.keeper import Ears, EngineLimits, Keeper, Report, Role
-from services.llm.core.lifecycle import State
+from services.kit.hosts.core.lifecycle import State
+from services.kit.hosts.keeper import Ears, EngineLimits, Keeper, Report, Role
+from services.kit.hosts.process import HostProcess
 from services.llm.core.wire import (
+    PROGRAM,
     Announce,
     Cancel,
     Counters,
@@ -27,7 +28,7 @@ from services.llm.core.wire import (
     Submit,
 )
 
-ROLE: Final = Role("engine", FromEngine, Ready)
+ROLE: Final = Role(PROGRAM, "engine", FromEngine, Ready)
 
 
 class Sink(Protocol):

@@ -11,14 +11,15 @@ import numpy.typing as npt
 
 from services.kit import telemetry
 from services.kit.errors import DomainError, Reason
-from services.llm.adapters.host_process import HostProcess
+from services.kit.hosts.core.messages import LoadFailed
+from services.kit.hosts.process import HostProcess
 from services.llm.core.prompt import TemplateInputs
 from services.llm.core.wire import (
+    PROGRAM,
     CheckGrammar,
     FromText,
     GrammarChecked,
     Infill,
-    LoadFailed,
     Pieces,
     Refused,
     Render,
@@ -135,7 +136,7 @@ class TextHost:
     async def supervise(self) -> None:
         """Keep a host running until cancelled."""
         while True:
-            host = await HostProcess[FromText].start("text", FromText, self._hear, environ=self._environ)
+            host = await HostProcess[FromText].start(PROGRAM, "text", FromText, self._hear, environ=self._environ)
             self._host = host
             try:
                 host.send(self._config)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from services.llm.core.wire import LoadFailed, Loading
+from services.kit.hosts.core.messages import LoadFailed, Loading
 
 # ---- service -> embedding host -------------------------------------------------------------------------------
 

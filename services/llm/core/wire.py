@@ -4,11 +4,13 @@ Tokens travel as the raw bytes of little-endian 32-bit integers. Messages are ar
 in one message, so that the engine thread spends microseconds on them.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from services.kit.hosts.core.messages import LoadFailed, Loading
 
 
 class Dry(msgspec.Struct, frozen=True, array_like=True):
@@ -171,12 +173,6 @@ class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
 # ---- engine host -> service ----------------------------------------------------------------------------------
 
 
-class Loading(msgspec.Struct, frozen=True, array_like=True, tag="loading"):
-    """The model is being loaded: 0 to 1."""
-
-    progress: float
-
-
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """The model serves. `context_tokens`: most tokens of one request."""
 
@@ -188,13 +184,6 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     reason: str
     shares_prefixes: bool
     flash_attention: bool
-
-
-class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"):
-    """The model cannot be loaded; the host ends. `permanent`: trying again with these settings is pointless."""
-
-    message: str
-    permanent: bool = False
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
@@ -278,6 +267,9 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
     progress: list[Progress]
     failures: list[Failure]
 
+
+PROGRAM: Final = "services.llm.host"
+"""The module that is run for a host."""
 
 ToEngine = EngineConfig | Submit | Announce | Cancel | Probe
 FromEngine = Loading | Ready | LoadFailed | Step

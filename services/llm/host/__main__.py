@@ -6,7 +6,7 @@ import sys
 
 import setproctitle
 
-from services.llm.host.pipe import Pipe
+from services.kit.hosts.pipe import Pipe
 
 
 def main() -> None:

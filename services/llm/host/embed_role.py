@@ -6,6 +6,10 @@ from typing import Final
 
 import numpy as np
 
+from services.kit.hosts.core.framing import Frames
+from services.kit.hosts.core.messages import LoadFailed
+from services.kit.hosts.pipe import Pipe
+from services.kit.hosts.serving import compute_and_listen, first
 from services.llm.core.embed_plan import StepRoom
 from services.llm.core.embed_wire import (
     Ask,
@@ -21,15 +25,13 @@ from services.llm.core.embed_wire import (
     Unfit,
 )
 from services.llm.core.embedding import cut_to, pair_tokens
-from services.llm.core.framing import Frames
 from services.llm.core.placement import Placed, PlacementError
-from services.llm.core.wire import LoadFailed, unpack_tokens
+from services.llm.core.wire import unpack_tokens
 from services.llm.host.context import Tokens
 from services.llm.host.embed_context import EmbedContext, warm_up
 from services.llm.host.embed_engine import EmbedEngine, Job
 from services.llm.host.llama import LlamaError, Model, gpus, stop_listening
-from services.llm.host.pipe import Pipe
-from services.llm.host.serving import compute_and_listen, first, load_model
+from services.llm.host.loading import load_model
 
 _MOST_SEQUENCES: Final = 128
 _MOST_PLAIN_TOKENS: Final = 2048

@@ -1,13 +1,15 @@
 """The engine host: loads a model, then runs the engine thread beside the one that reads commands."""
 
-from services.llm.core.framing import Frames
+from services.kit.hosts.core.framing import Frames
+from services.kit.hosts.core.messages import LoadFailed
+from services.kit.hosts.pipe import Pipe
+from services.kit.hosts.serving import compute_and_listen, first
 from services.llm.core.placement import Placed, PlacementError
-from services.llm.core.wire import EngineConfig, LoadFailed, Ready, ToEngine
+from services.llm.core.wire import EngineConfig, Ready, ToEngine
 from services.llm.host.context import Context
 from services.llm.host.engine import Engine
 from services.llm.host.llama import LlamaError, Model, stop_listening
-from services.llm.host.pipe import Pipe
-from services.llm.host.serving import compute_and_listen, first, load_model
+from services.llm.host.loading import load_model
 
 
 def serve_engine(pipe: Pipe) -> None:

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from services.kit.hosts.core.framing import Frames
+from services.kit.hosts.core.messages import LoadFailed
+from services.kit.hosts.pipe import Pipe
 from services.llm.core.dialect import dialect_of, settled
-from services.llm.core.framing import Frames
 from services.llm.core.wire import (
     CheckGrammar,
     GrammarChecked,
     Infill,
-    LoadFailed,
     Pieces,
     Refused,
     Render,
@@ -33,7 +34,6 @@ from services.llm.core.wire import (
 )
 from services.llm.host.grammar import Alphabet, Grammar, GrammarError
 from services.llm.host.llama import LlamaError, Model, start_backend, stop_listening
-from services.llm.host.pipe import Pipe
 from services.llm.host.template import CHATML, ChatTemplate, TemplateError, template_variables
 
 _MIB: Final = 1024 * 1024

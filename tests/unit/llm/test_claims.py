@@ -1,9 +1,9 @@
 """When leases are renewed, and how much is leased."""
 
-from services.llm.core.claims import ENDS, next_renewal_in
+from services.kit.hosts.core.claims import ENDS, next_renewal_in
+from services.kit.hosts.core.seats import Why
 from services.llm.core.gguf import Header
 from services.llm.core.memory import lease_mib, scratch_mib
-from services.llm.core.seats import Why
 
 
 def due(**given: float) -> float:

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.llm.core.eviction import could_free_mib, evict
-from services.llm.core.seats import Phase, Policy, Seat, Waiter
+from services.kit.hosts.core.eviction import could_free_mib, evict
+from services.kit.hosts.core.seats import Phase, Policy, Seat, Waiter
 
 POLICY = Policy(turn_s=3.0, linger_s=0.2)
 NOW_S = 1000.0

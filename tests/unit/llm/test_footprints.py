@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from services.llm.adapters.footprints import Footprints, allocated_mib, is_alive
+from services.kit.hosts.footprints import Footprints, allocated_mib, is_alive
 
 
 def test_the_most_that_was_seen_is_known_after_a_restart(tmp_path) -> None:
@@ -26,7 +26,7 @@ def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path, text) -> None:
 
 
 def test_the_oldest_are_forgotten_when_there_are_too_many(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("services.llm.adapters.footprints._MOST_KEPT", 2)
+    monkeypatch.setattr("services.kit.hosts.footprints._MOST_KEPT", 2)
     kept = Footprints(tmp_path)
     for name in ("a", "b", "c"):
         kept.note(name, 1)

@@ -2,7 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.llm.core.lifecycle import TRANSITIONS, BackOff, Event, IllegalTransitionError, State, after, is_stuck
+from services.kit.hosts.core.lifecycle import (
+    TRANSITIONS,
+    BackOff,
+    Event,
+    IllegalTransitionError,
+    State,
+    after,
+    is_stuck,
+)
 
 
 def walk(*events: Event) -> State:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from services.llm.core.residency import Ask, Load, Refuse, Residency, Unload, Withdraw
-from services.llm.core.seats import IllegalChangeError, Phase, Policy, Waiter
+from services.kit.hosts.core.residency import Ask, Load, Refuse, Residency, Unload, Withdraw
+from services.kit.hosts.core.seats import IllegalChangeError, Phase, Policy, Waiter
 
 A, B, C = 1, 2, 3
 FREE, PAID = 1, 3

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from services.llm.core.residency import Ask, Load, Residency, Unload
-from services.llm.core.seats import Phase, Policy, Waiter, Why
+from services.kit.hosts.core.residency import Ask, Load, Residency, Unload
+from services.kit.hosts.core.seats import Phase, Policy, Waiter, Why
 
 A, B, C = 1, 2, 3
 RECHECK_S = 1.0

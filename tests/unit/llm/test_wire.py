@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.llm.core.framing import Frames, WireError, encode
+from services.kit.hosts.core.framing import Frames, WireError, encode
 from services.llm.core.wire import (
     Cancel,
     Counters,

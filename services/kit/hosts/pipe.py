@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from services.llm.core.framing import encode
+from services.kit.hosts.core.framing import encode
 
 _RECEIVE_BYTES: Final = 1 << 18
 

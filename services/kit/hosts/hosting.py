@@ -2,29 +2,28 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from services.kit import telemetry
 from services.kit.asking import Asking, Permit
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, Reason
+from services.kit.hosts.coordinators import Coordinators
+from services.kit.hosts.core import residency as core
+from services.kit.hosts.core.claims import ENDS, End
+from services.kit.hosts.core.lifecycle import BackOff, State
+from services.kit.hosts.core.residency import Residency
+from services.kit.hosts.core.seats import Phase, Policy, Seat, Waiter
+from services.kit.hosts.handover import HandOver
+from services.kit.hosts.keeper import EngineUnusableError
+from services.kit.hosts.leases import Claim, Leases, NoRoomError, Yield
+from services.kit.hosts.resident import Resident, Trouble
+from services.kit.hosts.served import Served
 from services.kit.owner import Owner
-from services.llm.adapters.coordinators import Coordinators
-from services.llm.adapters.keeper import EngineLimits, EngineUnusableError
-from services.llm.core import residency as core
-from services.llm.core.claims import ENDS, End
-from services.llm.core.lifecycle import BackOff, State
-from services.llm.core.residency import Residency
-from services.llm.core.seats import Phase, Policy, Seat, Waiter
-from services.llm.handover import HandOver
-from services.llm.leases import Claim, Leases, NoRoomError, Yield
-from services.llm.resident import Resident, Trouble
-from services.llm.served import Served
-from services.llm.vocabularies import Vocabularies
 
 TIER_RANKS: Final = {"background": 0, "free": 1, "sub": 2, "paid": 3}
 _TIERS: Final = {rank: tier for tier, rank in TIER_RANKS.items()}
@@ -36,6 +35,12 @@ RECHECK_S: Final = 1.0
 SETTLE_S: Final = 2.0
 """How long a load waits for memory that a model has just left, or that others may give, to be measured free."""
 _log = telemetry.logger(__name__)
+S = TypeVar("S", bound=Served)
+R = TypeVar("R", bound=Resident[Any])
+
+
+def _nothing_to_tidy(unloaded: Sequence[Any], now_s: float) -> None:
+    """Do nothing, never again."""
 
 
 class Permits(Protocol):
@@ -68,8 +73,13 @@ class Wait:
     error: DomainError | None = None
 
 
-class Hosting:
-    """Runs the hosts of all models. `run` must be running. `on_change` hears when the state of an engine has changed."""
+class Hosting(Generic[S, R]):
+    """Runs the hosts of all models. `run` must be running. `on_change` hears when the state of an engine has changed.
+
+    `make`: returns a resident of a key and a model, which tells its third argument of every change of state. `tidy`: told which
+    models are not in memory whenever something was decided, returns when to be told again. `principal`: who asks for the permits
+    of loads.
+    """
 
     def __init__(
         self,
@@ -80,22 +90,23 @@ class Hosting:
         clock: Clock,
         owner: Owner,
         policy: Policy,
-        limits: EngineLimits,
-        environ: Mapping[str, str],
+        make: Callable[[int, S, Callable[[R], None]], R],
+        principal: str,
         load_wait_s: float,
+        tidy: Callable[[Sequence[R], float], float | None] = _nothing_to_tidy,
     ) -> None:
         self.on_change: Callable[[], None] = lambda: None
-        self.vocabularies = Vocabularies(owner, clock)
         self.load_wait_s = load_wait_s
         self._permits = permits
         self._leases = leases
         self._hand_over = HandOver(coordinators, owner)
         self._clock = clock
         self._owner = owner
-        self._limits = limits
-        self._environ = environ
+        self._make = make
+        self._principal = principal
+        self._tidy = tidy
         self._residency = Residency(policy)
-        self._all: dict[int, Resident] = {}
+        self._all: dict[int, R] = {}
         self._waits: dict[int, dict[int, Wait]] = {}
         self._seen: dict[int, tuple[Phase, bool]] = {}
         self._numbers = itertools.count(1)
@@ -105,29 +116,22 @@ class Hosting:
 
     # ---- models -----------------------------------------------------------------------------------------------
 
-    def add(self, served: Served) -> Resident:
+    def add(self, served: S) -> R:
         """Know a model that is not in memory."""
         key = next(self._numbers)
-        resident = self._all[key] = Resident(
-            key,
-            served,
-            limits=self._limits,
-            clock=self._clock,
-            environ=self._environ,
-            on_state=self._state_changed,
-        )
+        resident = self._all[key] = self._make(key, served, self._state_changed)
         self._waits[key] = {}
         self._leases.expect(served)
         self._residency.add(key, need_mib=self._leases.size_mib(served), pinned=served.pinned, ttl_s=served.ttl_s)
         return resident
 
-    def adjust(self, resident: Resident, served: Served) -> None:
+    def adjust(self, resident: R, served: S) -> None:
         """Keep a model, whose host stays as it is, as the catalogue says now."""
         resident.served = served
         self._residency.adjust(resident.key, pinned=served.pinned, ttl_s=served.ttl_s)
         self._poke()
 
-    def retire(self, resident: Resident) -> None:
+    def retire(self, resident: R) -> None:
         """Let a model go when nobody uses it any more."""
         resident.retired, resident.is_required = True, False
         self._residency.hold(resident.key, held=True)
@@ -135,29 +139,28 @@ class Hosting:
         self._poke()
         resident.tell()
 
-    async def _see_off(self, resident: Resident) -> None:
+    async def _see_off(self, resident: R) -> None:
         seat = self._residency.seat(resident.key)
         while seat.active:
             await resident.changed.wait()
         self._do(self._residency.dismiss(resident.key))
         while seat.phase is not Phase.ABSENT or resident.visitors or self._waits[resident.key]:
             await resident.changed.wait()
-        for task in (resident.asking, resident.texting):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
+        for task in resident.companions():
+            task.cancel()
+            await asyncio.wait([task])
         self._residency.forget(resident.key)
         del self._all[resident.key], self._waits[resident.key]
         self._seen.pop(resident.key, None)
 
     # ---- who waits, who uses ----------------------------------------------------------------------------------
 
-    def usable(self, resident: Resident) -> bool:
+    def usable(self, resident: R) -> bool:
         """Return whether a request may use a model now."""
         return self._residency.usable(resident.key) and resident.host.report.state is State.READY
 
     @contextmanager
-    def waiting(self, resident: Resident, tier: str) -> Iterator[Wait]:
+    def waiting(self, resident: R, tier: str) -> Iterator[Wait]:
         """Want a model for the length of the block; see Wait.error."""
         operator = tier == OPERATOR
         rank = _OPERATOR_RANK if operator else TIER_RANKS.get(tier, TIER_RANKS["free"])
@@ -172,7 +175,7 @@ class Hosting:
         finally:
             self.end_wait(resident, wait)
 
-    def end_wait(self, resident: Resident, wait: Wait) -> None:
+    def end_wait(self, resident: R, wait: Wait) -> None:
         """Want a model no more."""
         if self._waits[resident.key].pop(wait.ticket, None) is not None:
             self._residency.leave(resident.key, wait.ticket)
@@ -181,7 +184,7 @@ class Hosting:
                 resident.tell()
 
     @contextmanager
-    def using(self, resident: Resident) -> Iterator[None]:
+    def using(self, resident: R) -> Iterator[None]:
         """Use a model, which must be usable, for the length of the block."""
         self._residency.begin(resident.key)
         try:
@@ -192,17 +195,17 @@ class Hosting:
             if self._residency.seat(resident.key).held:
                 resident.tell()
 
-    def seat(self, resident: Resident) -> Seat:
+    def seat(self, resident: R) -> Seat:
         """Return a model's seat, to be read."""
         return self._residency.seat(resident.key)
 
-    def hold(self, resident: Resident, *, held: bool) -> None:
+    def hold(self, resident: R, *, held: bool) -> None:
         """Let nobody use or load a model, or let them again."""
         self._residency.hold(resident.key, held=held)
         self._poke()
 
     @contextmanager
-    def held(self, resident: Resident) -> Iterator[None]:
+    def held(self, resident: R) -> Iterator[None]:
         """Let nobody use or load a model for the length of the block."""
         self.hold(resident, held=True)
         try:
@@ -211,7 +214,7 @@ class Hosting:
             if not resident.retired:
                 self.hold(resident, held=False)
 
-    async def empty(self, resident: Resident, wait_s: float) -> None:
+    async def empty(self, resident: R, wait_s: float) -> None:
         """Unload a model that is held. Raises DomainError `upstream_timeout` when it is used for longer than that."""
         seat = self._residency.seat(resident.key)
         try:
@@ -238,8 +241,8 @@ class Hosting:
             self._do(decision.actions)
             self._announce()
             unloaded = [each for key, each in self._all.items() if self._residency.seat(key).phase is Phase.ABSENT]
-            text_s = self.vocabularies.tidy(unloaded, now_s)
-            again = [at_s for at_s in (decision.again_s, text_s) if at_s is not None]
+            tidy_s = self._tidy(unloaded, now_s)
+            again = [at_s for at_s in (decision.again_s, tidy_s) if at_s is not None]
             try:
                 async with asyncio.timeout(min(again) - now_s if again else None):
                     await self._news.wait()
@@ -291,7 +294,7 @@ class Hosting:
         if actions:
             self._poke()
 
-    async def _ask_leave(self, resident: Resident, ask: core.Ask) -> None:
+    async def _ask_leave(self, resident: R, ask: core.Ask) -> None:
         """Load a model under a permit of the load's own; the operator needs none."""
         try:
             if ask.operator:
@@ -300,7 +303,7 @@ class Hosting:
             async with self._permits.permit(
                 modality=resident.served.modality,
                 tier=_TIERS[ask.rank],
-                principal="llm",
+                principal=self._principal,
                 request_id=f"load {resident.name}",
             ):
                 await self._load(resident)
@@ -312,7 +315,7 @@ class Hosting:
                 self._residency.refused_leave(resident.key)
                 self._poke()
 
-    async def _load(self, resident: Resident) -> None:
+    async def _load(self, resident: R) -> None:
         _, actions = self._residency.commit(resident.key, self._clock.monotonic())
         resident.asking = None
         self._do(actions)
@@ -321,7 +324,7 @@ class Hosting:
         while seat.phase in {Phase.ADMITTED, Phase.LOADING}:
             await resident.changed.wait()
 
-    async def _live(self, resident: Resident) -> None:
+    async def _live(self, resident: R) -> None:
         """Run a model's host until it is cancelled or the load is given up."""
         seat = self._residency.seat(resident.key)
         waits = self._residency.should_wait(resident.key, self._clock.monotonic(), SETTLE_S)
@@ -353,7 +356,7 @@ class Hosting:
             return
         self._give_up(resident)
 
-    def _fell_short(self, resident: Resident, refused: NoRoomError) -> None:
+    def _fell_short(self, resident: R, refused: NoRoomError) -> None:
         """Make room among our own models for one that the broker has none for, or ask it again in a moment."""
         resident.shortage = refused.message
         again_s = self._clock.monotonic() + RECHECK_S
@@ -362,7 +365,7 @@ class Hosting:
         else:
             self._residency.capped(resident.key, refused.room_mib, again_s)
 
-    def _give_up(self, resident: Resident) -> None:
+    def _give_up(self, resident: R) -> None:
         """Tell who waits for a model that it cannot be loaded, and have those back that left for it."""
         why = resident.host.report.failure or "its host died"
         resident.failures += 1
@@ -379,14 +382,14 @@ class Hosting:
         resident.trouble = Trouble(error, now_s + pause_s)
         self.fail(resident, error)
 
-    def _died(self, resident: Resident, _: asyncio.Task[None]) -> None:
+    def _died(self, resident: R, _: asyncio.Task[None]) -> None:
         """Credit a model's memory: its process is gone. Not in the task itself: cancelled early, it never begins."""
         resident.life = resident.claim = None
         self._residency.gone(resident.key, self._clock.monotonic())
         self._residency.resize(resident.key, self._leases.size_mib(resident.served))
         self._poke()
 
-    async def _restore(self, resident: Resident) -> None:
+    async def _restore(self, resident: R) -> None:
         """Have a model in memory again that has left in vain."""
         with self.waiting(resident, "background") as wait, suppress(TimeoutError):
             async with asyncio.timeout(self.load_wait_s):
@@ -404,14 +407,14 @@ class Hosting:
             self._do(actions)
         return Yield(begun=bool(actions), pinned=resident.served.pinned)
 
-    def _lost(self, resident: Resident, why: str) -> None:
+    def _lost(self, resident: R, why: str) -> None:
         """Let a model leave whose lease is over and was denied anew; a pinned one stays, and the lease is asked for on."""
         _log.warning("a lease was lost", model=resident.name, why=why, stays=resident.served.pinned)
         if not resident.served.pinned:
             self._residency.lose(resident.key)
             self._poke()
 
-    def fail(self, resident: Resident, error: DomainError) -> None:
+    def fail(self, resident: R, error: DomainError) -> None:
         """Tell those who wait for a model that they wait in vain."""
         waits = self._waits[resident.key]
         for wait in waits.values():
@@ -421,7 +424,7 @@ class Hosting:
         resident.tell()
         self._poke()
 
-    def _state_changed(self, resident: Resident) -> None:
+    def _state_changed(self, resident: R) -> None:
         state = resident.host.report.state
         if state is State.READY:
             resident.shortage = ""

@@ -6,7 +6,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from services.llm.core.seats import Why
+from services.kit.hosts.core.seats import Why
 
 FIRST_RENEWAL_S: Final = 1.0
 """When the broker first hears which process allocates: it is known only when the lease is there."""

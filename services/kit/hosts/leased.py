@@ -1,26 +1,19 @@
 """The broker's leases as the residency uses them: how much to ask for, kept while a model lives on it, given back after."""
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Final
-
-import msgspec
 
 from services.kit import telemetry
 from services.kit.errors import DomainError, Reason
+from services.kit.hosts.broker import HOST, Broker, DeniedError, Held
+from services.kit.hosts.core.claims import Refusal, Want
+from services.kit.hosts.footprints import Footprints, allocated_mib
+from services.kit.hosts.leases import Claim, Ear, NoRoomError
+from services.kit.hosts.served import Served
 from services.kit.owner import Owner
-from services.llm.adapters.broker import HOST, Broker, DeniedError, Held
-from services.llm.adapters.footprints import MIB, Footprints, allocated_mib
-from services.llm.core.claims import Refusal, Want
-from services.llm.core.embed_wire import EmbedConfig
-from services.llm.core.memory import lease_mib, scratch_mib
-from services.llm.leases import Claim, Ear, NoRoomError
-from services.llm.served import Served
 
 _log = telemetry.logger(__name__)
-_KEY_CHARACTERS: Final = 32
 
 
 class BrokerLeases:
@@ -40,39 +33,26 @@ class BrokerLeases:
 
     def size_mib(self, served: Served) -> int:
         """Return what a model takes: its files, its cache and what a step needs, or as much as it was seen to take."""
-        config = served.engine
-        makes_vectors = isinstance(config, EmbedConfig)
-        step_tokens = config.batch_tokens if isinstance(config, EmbedConfig) else config.ubatch_tokens
-        share = 1.0
-        if self._device_of(served) != HOST and config.gpu_layers is not None and config.layers > 0:
-            share = min(1.0, config.gpu_layers / config.layers) if config.gpu_layers > 0 else 1.0
-        return lease_mib(
-            kept_mib=served.need_mib,
-            scratch_mib=scratch_mib(served.file.header, step_tokens=step_tokens, has_logits=not makes_vectors),
-            share=share,
-            seen_mib=self._footprints.seen_mib(_profile(served)),
-        )
+        seen_mib = self._footprints.seen_mib(served.profile)
+        return served.lease_mib(seen_mib=seen_mib, on_host=self._device_of(served) == HOST)
 
     def want(self, served: Served, *, size_mib: int, rank: int, wait_s: float, reload_s: float | None) -> Want:
         """Return what to ask for."""
         return Want(
-            served.entry.name,
+            served.name,
             size_mib,
             self._device_of(served),
             rank,
             wait_s,
             reclaimable=not served.pinned,
             reload_s=reload_s,
-            profile=_profile(served),
-            file_mib=-(-(served.file.size + served.loras_bytes) // MIB),
+            profile=served.profile,
+            file_mib=served.file_mib,
         )
 
     def expect(self, served: Served) -> None:
         """Have a model's weights read ahead into the page cache."""
-        if not isinstance(served.engine, EmbedConfig):
-            self._cold.put_nowait((str(served.file.path), *served.engine.loras.values()))
-        else:
-            self._cold.put_nowait((str(served.file.path),))
+        self._cold.put_nowait(served.files)
 
     async def _warm(self) -> None:
         while True:
@@ -81,7 +61,7 @@ class BrokerLeases:
     def _device_of(self, served: Served) -> str:
         if self._device:
             return self._device
-        return HOST if served.engine.gpu_layers == 0 else ""
+        return HOST if served.on_host else ""
 
     @asynccontextmanager
     async def lease(self, want: Want, claim: Claim) -> AsyncIterator[None]:
@@ -163,9 +143,3 @@ class BrokerLeases:
         finally:
             warming.cancel()
             await asyncio.wait([warming])
-
-
-def _profile(served: Served) -> str:
-    """Return what tells one way of running a model from another."""
-    said = msgspec.json.encode((served.engine, served.file.size, served.file.made_unix_s, served.loras_bytes))
-    return hashlib.sha256(said).hexdigest()[:_KEY_CHARACTERS]

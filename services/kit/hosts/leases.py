@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.kit import telemetry
-from services.llm.core.claims import End, Want
-from services.llm.served import Served
+from services.kit.hosts.core.claims import End, Want
+from services.kit.hosts.served import Served
 
 _log = telemetry.logger(__name__)
 
@@ -79,7 +79,7 @@ class OwnBudget:
 
     def want(self, served: Served, *, size_mib: int, rank: int, wait_s: float, reload_s: float | None) -> Want:
         """See Leases."""
-        return Want(served.entry.name, size_mib, "", rank, wait_s, reclaimable=False, reload_s=reload_s)
+        return Want(served.name, size_mib, "", rank, wait_s, reclaimable=False, reload_s=reload_s)
 
     def expect(self, served: Served) -> None:
         """See Leases: there is nothing to prepare."""

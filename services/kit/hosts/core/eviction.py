@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from services.llm.core.seats import Key, Policy, Seat
+from services.kit.hosts.core.seats import Key, Policy, Seat
 
 _COST_OF_ANY_LOAD_S: Final = 1.0
 """Counted beside a load's measured time, so that models that load in no time are told apart by their idleness."""

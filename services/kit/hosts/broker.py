@@ -17,9 +17,9 @@ from omniserve.vram.v1 import vram_pb2_grpc
 from services.kit import telemetry
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, Reason, from_rpc_error
+from services.kit.hosts.core.claims import REFUSALS, End, Refusal, Want, next_renewal_in
+from services.kit.hosts.footprints import is_alive
 from services.kit.owner import Owner
-from services.llm.adapters.footprints import is_alive
-from services.llm.core.claims import REFUSALS, End, Refusal, Want, next_renewal_in
 
 HOST: Final = "cpu"
 """The broker's name for the host's RAM."""

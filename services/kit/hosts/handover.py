@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
+from services.kit.hosts.coordinators import Coordinators, NotHeldError
+from services.kit.hosts.core.lifecycle import State
+from services.kit.hosts.leases import NoRoomError
+from services.kit.hosts.resident import Resident
 from services.kit.owner import Owner
-from services.llm.adapters.coordinators import Coordinators, NotHeldError
-from services.llm.core.lifecycle import State
-from services.llm.leases import NoRoomError
-from services.llm.resident import Resident
 
 
 class HandOver:
@@ -19,7 +20,7 @@ class HandOver:
         self._owner = owner
 
     @asynccontextmanager
-    async def holding(self, resident: Resident) -> AsyncIterator[None]:
+    async def holding(self, resident: Resident[Any]) -> AsyncIterator[None]:
         """Let nobody begin anything until a model is loaded, or the block ends. Raises NoRoomError when one does not hold."""
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         handing = self._owner.start(self._until_loaded(resident, answer), name=f"hand-over for {resident.name}")
@@ -30,7 +31,7 @@ class HandOver:
             handing.cancel()
             await asyncio.wait([handing])
 
-    async def _until_loaded(self, resident: Resident, answer: "asyncio.Future[None]") -> None:
+    async def _until_loaded(self, resident: Resident[Any], answer: "asyncio.Future[None]") -> None:
         try:
             async with self._coordinators.holding():
                 _tell(answer, None)

@@ -1,7 +1,7 @@
 """Keeps one host process running: started, watched, started again when it dies; and tells who asks how it is."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
@@ -10,9 +10,9 @@ import msgspec
 from services.kit import telemetry
 from services.kit.clock import Clock
 from services.kit.errors import DomainError, Reason
-from services.llm.adapters.host_process import HostProcess
-from services.llm.core.lifecycle import BackOff, Event, State, after, is_stuck
-from services.llm.core.wire import LoadFailed, Loading
+from services.kit.hosts.core.lifecycle import BackOff, Event, State, after, is_stuck
+from services.kit.hosts.core.messages import LoadFailed, Loading
+from services.kit.hosts.process import HostProcess
 
 _WATCH_S: Final = 1.0
 _log = telemetry.logger(__name__)
@@ -27,8 +27,8 @@ class EngineUnusableError(Exception):
 class EngineLimits:
     """`load_s`: how long a load may stay silent; `stuck_s`: how long a step may take, 0 for ever.
 
-    `loads`: how many times in a row a load may die before it is given up, None for ever. One that llama.cpp refuses is
-    given up at once then.
+    `loads`: how many times in a row a load may die before it is given up, None for ever. One that the engine
+    refuses is given up at once then.
     """
 
     load_s: float = 600.0
@@ -39,8 +39,9 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class Role(Generic[R]):
-    """What kind of host it is: its name on the command line, the type of its messages, and of the one that says ready."""
+    """What kind of host it is: its program and name on the command line, the type of its messages, and of the one that says ready."""
 
+    program: str
     name: str
     messages: Any
     ready: type[R]
@@ -73,7 +74,7 @@ class Report(Generic[R]):
 
 
 class Keeper(Generic[R]):
-    """Supervises one host. `config` is its first message."""
+    """Supervises one host. `config` is its first message; `descriptors`: open files that it inherits."""
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class Keeper(Generic[R]):
         ears: Ears,
         *,
         environ: Mapping[str, str],
+        descriptors: Sequence[int] = (),
     ) -> None:
         self.report: Report[R] = Report()
         self._role = role
@@ -92,6 +94,7 @@ class Keeper(Generic[R]):
         self._clock = clock
         self._ears = ears
         self._environ = environ
+        self._descriptors = tuple(descriptors)
         self._host: HostProcess[Any] | None = None
         self._changed = asyncio.Event()
         self._heard_s = 0.0
@@ -153,7 +156,14 @@ class Keeper(Generic[R]):
         """Run one host to its end; return how long it served, seconds."""
         self._heard_s = self._clock.monotonic()
         self._serving_from_s, self._refused = None, False
-        host = await HostProcess[Any].start(self._role.name, self._role.messages, self._hear, environ=self._environ)
+        host = await HostProcess[Any].start(
+            self._role.program,
+            self._role.name,
+            self._role.messages,
+            self._hear,
+            environ=self._environ,
+            descriptors=self._descriptors,
+        )
         self._host, self.report.pid = host, host.pid
         try:
             host.send(self._config)

@@ -12,8 +12,8 @@ room for each other as they do below a budget; it is forgotten after a moment, s
 import math
 from dataclasses import dataclass
 
-from services.llm.core.eviction import could_free_mib, evict
-from services.llm.core.seats import CHARGED, Change, IllegalChangeError, Key, Phase, Policy, Seat, Waiter, Why
+from services.kit.hosts.core.eviction import could_free_mib, evict
+from services.kit.hosts.core.seats import CHARGED, Change, IllegalChangeError, Key, Phase, Policy, Seat, Waiter, Why
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Generic, Self, TypeVar
 
 import msgspec
 
 from services.kit import telemetry
-from services.llm.core.framing import Frames, WireError, encode
+from services.kit.hosts.core.framing import Frames, WireError, encode
 
 M = TypeVar("M")
 
@@ -35,21 +35,27 @@ class HostProcess(Generic[M]):
     @classmethod
     async def start(
         cls,
+        program: str,
         role: str,
         kind: Any,  # noqa: ANN401 - a union of message types
         on_message: Callable[[M], None],
         *,
         environ: Mapping[str, str],
+        descriptors: Sequence[int] = (),
     ) -> Self:
-        """Start `python -m services.llm.host <role>` with `environ` added to this process's environment."""
+        """Start `python -m <program> <role>` with `environ` added to this process's environment.
+
+        The socket's number follows on the command line, then those of `descriptors`, which the host inherits.
+        """
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BYTES)
-        command = [sys.executable, "-m", "services.llm.host", role, str(theirs.fileno())]
+        passed = (theirs.fileno(), *descriptors)
+        command = [sys.executable, "-m", program, role, *map(str, passed)]
         with theirs:
             process = subprocess.Popen(  # noqa: ASYNC220 - takes a millisecond, and never forks: Python spawns by vfork
                 command,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=passed,
                 cwd=_ROOT,
                 env={**os.environ, **environ},
                 stdin=subprocess.DEVNULL,

@@ -1,0 +1,1 @@
+"""The outside world of diffusion: hosts, model files, pictures."""

@@ -1,0 +1,1 @@
+"""Inside a host process: the engine and who speaks for it."""
