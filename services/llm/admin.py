@@ -2,10 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import grpc.aio
 import msgspec
@@ -14,6 +13,7 @@ from typing_extensions import override
 from omniserve.llm.v1 import llm_pb2 as pb
 from omniserve.llm.v1 import llm_pb2_grpc
 from services.kit.errors import DomainError, Reason
+from services.kit.hosts.outcome import to_its_end
 from services.kit.owner import Owner
 from services.llm import translate
 from services.llm.adapters import model_file
@@ -25,7 +25,6 @@ from services.llm.served import Served
 from services.llm.settings import LlmSettings
 
 Context = grpc.aio.ServicerContext[Any, Any]
-T = TypeVar("T")
 
 _LEAST_CONTEXT: Final = 256
 _MOST_SLOTS: Final = 128
@@ -53,7 +52,7 @@ class LlmAdminServicer(llm_pb2_grpc.LlmAdminServiceServicer):
         """See the contract."""
         resident = self._residents.find(request.model, *(Kind if request.model else (Kind.CHAT,)))
         wait_s = request.wait_ms / 1000 if request.HasField("wait_ms") else self._settings.swap_wait_s
-        await self._to_its_end(self._operations.unload(resident, wait_s=wait_s), name=f"unload {resident.name}")
+        await to_its_end(self._owner, self._operations.unload(resident, wait_s=wait_s), name=f"unload {resident.name}")
         return pb.UnloadModelResponse(model=translate.model(resident))
 
     @override
@@ -61,8 +60,8 @@ class LlmAdminServicer(llm_pb2_grpc.LlmAdminServiceServicer):
         """See the contract."""
         path = allowed(request.path, self._settings.swap_dir)
         served = await asyncio.to_thread(self._swapped, path, request)
-        resident = await self._to_its_end(
-            self._operations.swap(served, wait_s=self._settings.swap_wait_s), name=f"swap to {path.name}"
+        resident = await to_its_end(
+            self._owner, self._operations.swap(served, wait_s=self._settings.swap_wait_s), name=f"swap to {path.name}"
         )
         return pb.SwapModelResponse(model=translate.model(resident))
 
@@ -94,20 +93,6 @@ class LlmAdminServicer(llm_pb2_grpc.LlmAdminServiceServicer):
             text=text,
             system=self._settings.own_system(),
         )
-
-    async def _to_its_end(self, work: Coroutine[Any, Any, T], *, name: str) -> T:
-        outcome = await asyncio.shield(self._owner.start(_outcome(work), name=name))
-        if isinstance(outcome, DomainError):
-            raise outcome
-        return outcome
-
-
-async def _outcome(work: Coroutine[Any, Any, T]) -> T | DomainError:
-    """Return the result of work, or why it failed: a task of the owner must not end by an exception."""
-    try:
-        return await work
-    except DomainError as error:
-        return error
 
 
 def allowed(asked: str, folder: Path | None) -> Path:

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVICES = ("admission", "vram", "relay", "llm", "jobs", "facade", "envoy")
+SERVICES = ("admission", "vram", "relay", "llm", "diffusion", "jobs", "facade", "envoy")
 
 
 def family(mesh):

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +15,16 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from omniserve.admission.v1 import admission_pb2, admission_pb2_grpc
+from omniserve.diffusion.v1 import diffusion_pb2, diffusion_pb2_grpc
 from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
+from omniserve.vram.v1 import vram_pb2, vram_pb2_grpc
+from services.diffusion.native.build import build as build_tap
 from services.kit.channels import open_channel
 from services.kit.tokens import ensure_token
 from services.llm.adapters.model_file import default_path
+from tests.fixtures import image_models as image_models_files
 from tests.fixtures.gguf_files import cut
+from tests.fixtures.image_models import ImageModel
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -145,6 +150,99 @@ def llm_pair(start_llm: "Callable[..., contextmanager[LlmPair]]") -> Iterator[Ll
     """admission and llm with their defaults, shared by the tests of a session."""
     with start_llm() as pair:
         yield pair
+
+
+@dataclass
+class DiffusionPair:
+    """admission, diffusion and perhaps vram, listening on their addresses; the models' files are in `models`."""
+
+    state_dir: Path
+    address: str
+    admission_address: str
+    vram_address: str
+    diffusion: "subprocess.Popen[bytes]"
+    models: ImageModel
+    log: Path
+
+    def channel(self, caller: str = "facade") -> grpc.aio.Channel:
+        """Open a channel to diffusion as one of the services."""
+        return open_channel(self.address, caller=caller, state_dir=self.state_dir)
+
+    async def engines(self) -> dict[str, diffusion_pb2.EngineStatus]:
+        """Return the state of every engine that runs or has failed, by its model's name."""
+        async with self.channel() as channel:
+            stub = diffusion_pb2_grpc.DiffusionServiceStub(channel)
+            status = await stub.GetStatus(diffusion_pb2.GetStatusRequest(), timeout=60)
+        return {engine.model: engine for engine in status.engines}
+
+    async def permits(self) -> tuple[int, int]:
+        """Return how many permits are held, and how many asks wait."""
+        async with open_channel(self.admission_address, caller="facade", state_dir=self.state_dir) as channel:
+            stub = admission_pb2_grpc.AdmissionServiceStub(channel)
+            pools = (await stub.GetStatus(admission_pb2.GetStatusRequest(), timeout=60)).pools
+        return sum(pool.permits for pool in pools), sum(pool.waiting for pool in pools)
+
+    async def leases(self) -> list[vram_pb2.Lease]:
+        """Return what is leased."""
+        async with open_channel(self.vram_address, caller="facade", state_dir=self.state_dir) as channel:
+            return list((await vram_pb2_grpc.VramServiceStub(channel).GetState(vram_pb2.GetStateRequest())).leases)
+
+    async def idle(self) -> None:
+        """Wait until no request and no permit is left."""
+        async with asyncio.timeout(120):
+            while True:
+                engines = (await self.engines()).values()
+                left = [number for each in engines for number in (each.active_requests, each.waiting_requests)]
+                if not any((*left, *await self.permits())):
+                    return
+                await asyncio.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def image_models(tmp_path_factory: pytest.TempPathFactory) -> ImageModel:
+    """A small image model with random weights, its adapter, and an upscaler."""
+    return image_models_files.make(tmp_path_factory.mktemp("image-models"))
+
+
+@pytest.fixture(scope="session")
+def start_diffusion(
+    tmp_path_factory: pytest.TempPathFactory,
+    free_ports: Callable[[int], list[int]],
+    wait_until: Callable[..., None],
+    image_models: ImageModel,
+) -> "Callable[..., contextmanager[DiffusionPair]]":
+    """Return what starts a pair of admission and diffusion with further settings."""
+
+    @contextmanager
+    def start(*, with_vram: bool = False, **settings: str) -> Iterator[DiffusionPair]:
+        folder = tmp_path_factory.mktemp("diffusion")
+        admission_address, address, vram_address = (f"127.0.0.1:{port}" for port in free_ports(3))
+        ensure_token(folder, "facade")
+        environ = {
+            "OMNISERVE_STATE_DIR": str(folder),
+            "OMNISERVE_ADMISSION_LISTEN": admission_address,
+            "OMNISERVE_ADMISSION_ADDRESS": admission_address,
+            "OMNISERVE_DIFFUSION_LISTEN": address,
+            "OMNISERVE_VRAM_LISTEN": vram_address,
+            "OMNISERVE_VRAM_ADDRESS": vram_address,
+            "OMNISERVE_DIFFUSION_LEASE_MEMORY": str(int(with_vram)),
+            "OMNISERVE_DRAIN_GRACE_S": "2",
+            **image_models.settings,
+            "OMNISERVE_LORA_DIR": str(image_models.lora.parent),
+            "OMNISERVE_DIFFUSION_NATIVE_TAP": str(build_tap()),
+            **settings,
+        }
+        log = folder / "diffusion.log"
+        with (
+            running("services.diffusion", environ, log) as diffusion,
+            running("services.admission", environ, folder / "admission.log"),
+            running("services.vram", environ, folder / "vram.log") if with_vram else nullcontext(),
+        ):
+            addresses = [address, admission_address, *([vram_address] if with_vram else [])]
+            wait_until(lambda: all(serving(each) for each in addresses), "diffusion, admission and vram serve")
+            yield DiffusionPair(folder, address, admission_address, vram_address, diffusion, image_models, log)
+
+    return start
 
 
 @pytest.fixture(scope="session")

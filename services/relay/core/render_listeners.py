@@ -31,10 +31,14 @@ _PER_ROUTE: Final = "envoy.extensions.filters.http.ext_authz.v3.ExtAuthzPerRoute
 # Native gRPC and gRPC-Web go by allow-lists of full service names, with the cluster that serves each.
 _PROBES: Final = ("grpc.health.v1.Health",)
 _REFLECTION: Final = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
-PUBLIC_RPCS: Final = (("omniserve.llm.v1.LlmService", "llm"),)
+PUBLIC_RPCS: Final = (
+    ("omniserve.llm.v1.LlmService", "llm"),
+    ("omniserve.diffusion.v1.DiffusionService", "diffusion"),
+)
 OPERATOR_RPCS: Final = (
     *PUBLIC_RPCS,
     ("omniserve.llm.v1.LlmAdminService", "llm"),
+    ("omniserve.diffusion.v1.DiffusionAdminService", "diffusion"),
     ("omniserve.admission.v1.AdmissionService", "admission"),
     ("omniserve.admission.v1.AdmissionAdminService", "admission"),
     ("omniserve.vram.v1.VramService", "vram"),

@@ -22,8 +22,7 @@ def test_envoy_starts_last_so_it_stops_first():
     parser = configuration()
     order = {
         name: int(parser[f"program:{name}"]["priority"])
-        for name in ("admission", "vram", "relay", "llm", "facade", "envoy")
-        for name in ("admission", "relay", "llm", "jobs", "facade", "envoy")
+        for name in ("admission", "vram", "relay", "llm", "diffusion", "jobs", "facade", "envoy")
     }
     assert max(order, key=order.get) == "envoy"
 
@@ -35,7 +34,7 @@ def test_everything_may_drain_before_it_is_killed():
 
 
 def test_a_crashed_process_comes_back_and_nothing_gives_up():
-    for name in ("admission", "vram", "relay", "llm", "jobs", "facade", "envoy"):
+    for name in ("admission", "vram", "relay", "llm", "diffusion", "jobs", "facade", "envoy"):
         section = configuration()[f"program:{name}"]
         assert section["autorestart"] == "true"
         assert int(section["startsecs"]) > 0

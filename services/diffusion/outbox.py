@@ -1,0 +1,46 @@
+"""What a running request has to say, collected until the stream's writer takes it."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.message import Message
+
+_REPLACED: Final = frozenset({"queued", "loading", "step"})
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One event: the name of its field in the contract's oneof, and the message."""
+
+    kind: str
+    message: Message
+
+
+class Outbox:
+    """Events in order. To a slow reader the newest of several equal signs of progress is said, never a growing queue."""
+
+    def __init__(self) -> None:
+        self._events: list[Said] = []
+        self._news = asyncio.Event()
+        self._closed = False
+
+    def put(self, kind: str, message: Message) -> None:
+        """Add an event."""
+        if kind in _REPLACED and self._events and self._events[-1].kind == kind:
+            self._events.pop()
+        self._events.append(Said(kind, message))
+        self._news.set()
+
+    def close(self) -> None:
+        """Say that nothing more will come."""
+        self._closed = True
+        self._news.set()
+
+    async def take(self) -> list[Said]:
+        """Wait for events and return them all; empty when the box is closed and empty."""
+        while not self._events and not self._closed:
+            await self._news.wait()
+        self._news.clear()
+        events, self._events = self._events, []
+        return events
