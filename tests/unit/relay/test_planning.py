@@ -42,7 +42,8 @@ def fallbacks_by_tier(route):
 
 def test_without_upstreams_the_mesh_serves_what_it_can_and_nothing_the_rest():
     assert planned("llm.chat").target is Target.EMBEDDED
-    assert planned("image.generations").target is Target.DISABLED
+    assert planned("image.generations").target is Target.EMBEDDED
+    assert planned("tts.speech").target is Target.DISABLED
 
 
 def test_an_upstream_that_has_no_endpoints_is_not_configured():
@@ -52,6 +53,14 @@ def test_an_upstream_that_has_no_endpoints_is_not_configured():
 def test_an_upstream_wins_over_the_engine_of_the_mesh():
     route = planned("llm.chat", Upstream("llm", "llm", (LOCAL,)))
     assert (route.target, route.proxied.upstream.name, route.proxied.gated) == (Target.PROXIED, "llm", True)
+
+
+def test_pictures_come_from_their_upstream_unless_the_engine_is_preferred():
+    for route_id in ("image.generations", "image.edits", "image.background_styles"):
+        assert planned(route_id, Upstream("image", "image", (LOCAL,))).target is Target.PROXIED
+        assert planned(route_id, Upstream("image", "image", (LOCAL,), prefer_embedded=True)).target is Target.EMBEDDED
+    preferred = Upstream("image", "image", (LOCAL,), prefer_embedded=True)
+    assert planned("worker.caption", preferred).target is Target.PROXIED
 
 
 def test_the_engine_serves_if_it_is_preferred_and_the_upstream_the_routes_that_the_engine_has_not():
