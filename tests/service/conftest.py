@@ -182,7 +182,7 @@ class DiffusionPair:
             pools = (await stub.GetStatus(admission_pb2.GetStatusRequest(), timeout=60)).pools
         return sum(pool.permits for pool in pools), sum(pool.waiting for pool in pools)
 
-    async def leases(self) -> list[vram_pb2.Lease]:
+    async def leases(self) -> list[vram_pb2.LeaseState]:
         """Return what is leased."""
         async with open_channel(self.vram_address, caller="facade", state_dir=self.state_dir) as channel:
             return list((await vram_pb2_grpc.VramServiceStub(channel).GetState(vram_pb2.GetStateRequest())).leases)
