@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
 from opentelemetry import trace
 from opentelemetry.propagate import extract, inject
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -87,7 +86,7 @@ class Door:
         headers = _headers(scope)
         given = headers.get(REQUEST_ID_KEY, "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        structlog.contextvars.bind_contextvars(request_id=request_id)
+        telemetry.bind_to_lines(request_id=request_id)
         tell = _Telling(send, request_id)
         if not telemetry.tracing() or scope["path"] in _OPEN_PATHS:
             given = headers.get(TRACEPARENT_KEY, "")

@@ -1,16 +1,20 @@
 """POST /api/v1/feature-extraction: one text in, one flat vector out, as the model made it."""
 
-from collections.abc import Mapping
-from typing import Any
+from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from facade.translate.embeddings import MODEL, MOST_DIMENSIONS
 from facade.translate.fields import Boolean, Integer, Text, refuse
 from facade.translate.record import Field, record
 from facade.translate.vectors import numbers
 from omniserve.llm.v1 import llm_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    import numpy.typing as npt
 
 DEFAULT_FEATURES = 256
 _TEXTS = ("text", "inputs")

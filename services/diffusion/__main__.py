@@ -5,7 +5,6 @@ import uuid
 from contextlib import AsyncExitStack
 
 import grpc.aio
-import httpx
 
 from omniserve.diffusion.v1 import diffusion_pb2_grpc
 from services.diffusion.admin import DiffusionAdminServicer
@@ -20,6 +19,7 @@ from services.kit.hosts.coordinators import Coordinators
 from services.kit.hosts.footprints import Footprints
 from services.kit.hosts.leased import BrokerLeases
 from services.kit.hosts.leases import Leases, OwnBudget
+from services.kit.http_client import httpx
 from services.kit.owner import Owner
 from services.kit.permits import PermitClient
 from services.kit.run import run

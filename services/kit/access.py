@@ -13,13 +13,13 @@ from typing import Final
 
 import grpc
 import grpc.aio
-import structlog
 from google.protobuf import descriptor_pool
 
 from omniserve.options.v1 import options_pb2
 from services.kit.context import Request, set_current_request
 from services.kit.errors import DomainError, Reason
 from services.kit.handlers import Context, Continuation, Handler, refusing_handler
+from services.kit.telemetry import bind_to_lines
 from services.kit.tokens import TokenBook
 
 TOKEN_KEY: Final = "x-omniserve-service-token"  # noqa: S105 - the name of a header
@@ -163,7 +163,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         metadata = _first_values(handler_call_details.invocation_metadata)
         request = Request(self._request_id(metadata), _traceparent(metadata))
         set_current_request(request)
-        structlog.contextvars.bind_contextvars(request_id=request.request_id)
+        bind_to_lines(request_id=request.request_id)
         if path.split("/")[1] in OPEN_SERVICES:
             return handler
         try:

@@ -84,7 +84,10 @@ def body_limit_knob(sentence: str) -> Any:  # noqa: ANN401 - as knob
 class ServiceSettings(BaseSettings):
     """Base of a room's settings: a frozen value. Subclasses set `service`; the variables' prefix is OMNISERVE_<SERVICE>_."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
+    # defer_build: only the one class a process uses is worth what pydantic's schema of it costs.
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True, defer_build=True
+    )
 
     service: ClassVar[str]
 

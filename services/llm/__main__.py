@@ -8,7 +8,6 @@ import uuid
 from contextlib import AsyncExitStack
 
 import grpc.aio
-import httpx
 
 from omniserve.llm.v1 import llm_pb2_grpc
 from services.kit.channels import open_channel
@@ -19,6 +18,7 @@ from services.kit.hosts.coordinators import Coordinators
 from services.kit.hosts.footprints import Footprints
 from services.kit.hosts.leased import BrokerLeases
 from services.kit.hosts.leases import Leases, OwnBudget
+from services.kit.http_client import httpx
 from services.kit.owner import Owner
 from services.kit.permits import PermitClient
 from services.kit.run import BAD_SETTINGS, run

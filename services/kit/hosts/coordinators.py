@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
-import httpx
-
 from services.kit import telemetry
+from services.kit.http_client import httpx
 
 _RELEASE_S: Final = 10.0
 _MARGIN_S: Final = 60

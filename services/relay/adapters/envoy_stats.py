@@ -4,10 +4,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-import httpx
-
 from services.kit import telemetry
 from services.kit.clock import Clock
+from services.kit.http_client import httpx
 from services.relay.core.stats import FILTER, EdgeStats, parse
 
 TIMEOUT_S: Final = 1.0

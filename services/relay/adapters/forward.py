@@ -5,11 +5,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-import httpx
-
 from services.kit.access import CLIENT_KEY, REQUEST_ID_KEY, TIER_KEY, TOKEN_KEY, TRACEPARENT_KEY
 from services.kit.context import current_request
 from services.kit.errors import DomainError, Reason
+from services.kit.http_client import httpx
 from services.relay.core.forwarding import MIB, Outgoing, passed_on, refusal, too_large
 
 _CONNECT_S: Final = 2.0
