@@ -244,9 +244,9 @@ def _stop(mesh: Mesh) -> None:
             pids = [process.pid for process in mesh.processes().values() if process.pid]
         mesh.launcher.terminate()
         with suppress(subprocess.TimeoutExpired):
-            mesh.launcher.wait(5)
+            mesh.launcher.wait(1)
             return
-        mesh.launcher.terminate()  # hurry
+        mesh.launcher.terminate()  # hurry: nobody is left to be waited for
         with suppress(subprocess.TimeoutExpired):
             mesh.launcher.wait(20)
             return

@@ -37,7 +37,7 @@ def proxied(tmp_path_factory, make_mesh, free_ports, wait_until):
     names = ("everything", "tts", "stt", "managed")
     with running_workers(folder, names, free_ports, wait_until) as workers, ThreadPoolExecutor(8) as pool:
         config.write_text(settings(workers, 1))
-        with make_mesh(folder / "mesh", OMNISERVE_CONFIG=str(config)) as mesh:
+        with make_mesh(folder / "mesh", OMNISERVE_CONFIG=str(config), OMNISERVE_EMBEDDING_GGUF="none") as mesh:
             yield Proxied(mesh, workers, wait_until, pool)
 
 

@@ -307,7 +307,7 @@ async def test_an_admission_that_was_killed_and_does_not_come_back_is_a_503(tmp_
         waiter = gate.start_ask("/", "json")
         await gate.wait_for(in_use=1, waiting=1)
         await asyncio.to_thread(gate.end, "admission")
-        for refused in (await waiter, await gate.ask("/", "json")):
+        for refused in await asyncio.gather(waiter, gate.ask("/", "json")):
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "admission_unavailable")
             assert refused.headers["retry-after"] == "1"
         gate.workers.release(mark)

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from itertools import islice
 from random import Random
 
 import pytest
@@ -36,10 +37,14 @@ def shared(model: Model) -> Driver:
 @pytest.fixture
 def driver(shared: Driver) -> Iterator[Driver]:
     yield shared
-    shared.until(shared.idle)
-    shared.engine._roster.forget_warm()
-    assert shared.engine._roster.cells.used == 0, "cells leaked"
-    assert len(shared.engine._roster._numbers) == SLOTS + 16, "sequence numbers leaked"
+    assert_nothing_leaked(shared)
+
+
+def assert_nothing_leaked(driver: Driver) -> None:
+    driver.until(driver.idle)
+    driver.engine._roster.forget_warm()
+    assert driver.engine._roster.cells.used == 0, "cells leaked"
+    assert len(driver.engine._roster._numbers) == SLOTS + 16, "sequence numbers leaked"
 
 
 FRANCE = chat("What is the capital of France?")
@@ -66,7 +71,8 @@ def clear_answer(driver: Driver, question: str) -> str | None:
 
 
 def test_sixteen_at_once_say_what_each_says_alone(driver: Driver) -> None:
-    answers = {question: answer for question in QUESTIONS if (answer := clear_answer(driver, question)) is not None}
+    found = ((question, clear_answer(driver, question)) for question in QUESTIONS)
+    answers = dict(islice(((question, answer) for question, answer in found if answer is not None), 5))
     assert len(answers) >= 4
     questions = (list(answers) * SLOTS)[:SLOTS]
     requests = [driver.submit(question, max_tokens=12) for question in questions]
@@ -346,13 +352,14 @@ def test_one_candidate_is_the_greedy_one(driver: Driver) -> None:
     assert driver.run(FRANCE, sampling=Sampling(temperature=1.0, min_p=1.0)) == greedy
 
 
-def test_two_hundred_requests_cancelled_anywhere_leave_nothing(driver: Driver) -> None:
+def test_two_hundred_requests_cancelled_anywhere_leave_nothing(model: Model) -> None:
+    driver = make(model, cells=4096)  # too few for the long ones, which take more than one batch each
     chance = Random(5)
     open_requests: list[int] = []
     submitted = 0
     while submitted < 200 or open_requests:
         while len(open_requests) < 20 and submitted < 200:
-            length = chance.choice((1, 5, 40))
+            length = chance.choice((1, 5, 20))
             open_requests.append(driver.submit(FRANCE * length, max_tokens=50, reuse=chance.random() < 0.5))
             submitted += 1
         driver.turn()
@@ -362,12 +369,13 @@ def test_two_hundred_requests_cancelled_anywhere_leave_nothing(driver: Driver) -
         open_requests = [number for number in open_requests if (number, 0) not in driver.finished]
     driver.turn()
     assert driver.idle()
+    assert_nothing_leaked(driver)
 
 
 def test_when_cells_run_out_the_newest_gives_way_and_comes_back_to_the_same_answer(model: Model) -> None:
     small = make(model, cells=256, slots=4, batch=64, warm=4)
     prompts = [chat(f"What is the capital of {country}?") for country in ("France", "Germany", "Japan", "Italy")]
-    alone = [small.run(prompt, max_tokens=70, ignore_eos=True) for prompt in prompts]
+    alone = [small.run(prompt, max_tokens=20, ignore_eos=True) for prompt in prompts]
     requests = [small.submit(prompt, max_tokens=70, ignore_eos=True) for prompt in prompts]
     small.until(lambda: all((request, 0) in small.finished for request in requests))
     assert small.counters.preemptions > 0

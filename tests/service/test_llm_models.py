@@ -246,7 +246,7 @@ async def test_a_caller_that_leaves_while_it_waits_for_a_load_leaves_nothing(she
 
 async def test_the_file_s_changes_count_at_once_and_touch_no_running_answer(shelf, draft_gguf):
     async with shelf.stubs() as (stub, _):
-        story = await begun(stub, "twin", max_tokens=300)
+        story = await begun(stub, "twin", max_tokens=150)
         newcomer = {"name": "newcomer", "path": str(draft_gguf), "ctx": 512, "ttl_s": 0.5}
         shelf.write([BIG | {"aliases": ["renamed"]}, newcomer])
 
