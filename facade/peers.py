@@ -16,6 +16,7 @@ from facade.translate.models import find_model
 from facade.translate.orders import as_order
 from facade.translate.state import plain, troubles
 from omniserve.admission.v1 import admission_pb2, admission_pb2_grpc
+from omniserve.diffusion.v1 import diffusion_pb2, diffusion_pb2_grpc
 from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
 from omniserve.vram.v1 import vram_pb2, vram_pb2_grpc
 from services.kit.channels import call_metadata
@@ -28,6 +29,8 @@ R = TypeVar("R")
 # How long the catalogue is believed for naming the model of an answer; it decides nothing.
 _NAMES_FOR_S: Final = 10.0
 _NAMES_LIMIT_S: Final = 1.0
+# Services whose engines may be in trouble while they themselves serve.
+_ENGINES: Final = frozenset({"diffusion", "llm"})
 
 
 async def told(call: Awaitable[R], *, peer: str, limit_s: float | None, names: Names = OWN_NAMES) -> R:
@@ -204,6 +207,7 @@ class Peers:
         self._health: dict[str, Any] = {name: health_pb2_grpc.HealthStub(each) for name, each in channels.items()}
         self._status: dict[str, Callable[[float], Awaitable[Message]]] = {
             "admission": _status_of(admission_pb2_grpc.AdmissionServiceStub, admission_pb2, channels["admission"]),
+            "diffusion": _status_of(diffusion_pb2_grpc.DiffusionServiceStub, diffusion_pb2, channels["diffusion"]),
             "llm": _status_of(llm_pb2_grpc.LlmServiceStub, llm_pb2, channels["llm"]),
             "vram": _state_of_vram(channels["vram"]),
         }
@@ -223,16 +227,16 @@ class Peers:
             return Health("unreachable")
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
             return Health("not_serving")
-        found = await self._troubles_of_llm() if name == "llm" else []
+        found = await self._troubles_of(name) if name in _ENGINES else []
         return Health("degraded", "; ".join(found)) if found else Health("serving")
 
-    async def _troubles_of_llm(self) -> list[str]:
-        """Return what llm itself says is wrong although it serves, such as weights on the CPU against the settings."""
+    async def _troubles_of(self, name: str) -> list[str]:
+        """Return what a service itself says is wrong although it serves, such as weights on the CPU against the settings."""
         try:
-            status = await self._status["llm"](self._health_limit_s)
+            status = await self._status[name](self._health_limit_s)
         except grpc.aio.AioRpcError:
             return ["it serves, but does not tell its status"]
-        assert isinstance(status, llm_pb2.GetStatusResponse)  # noqa: S101 - the stub's answer
+        assert isinstance(status, llm_pb2.GetStatusResponse | diffusion_pb2.GetStatusResponse)  # noqa: S101 - the stubs' answers
         return troubles(status)
 
     async def status(self) -> dict[str, dict[str, Any]]:

@@ -132,9 +132,8 @@ async def _open(settings: FacadeSettings, owner: Owner) -> AsyncIterator[Running
 
 async def _wire(settings: FacadeSettings, owner: Owner, stack: AsyncExitStack) -> Facade:
     addresses = {"admission": settings.admission_address, "llm": settings.llm_address, "vram": settings.vram_address}
-    addresses["jobs"] = settings.jobs_address
+    addresses |= {"jobs": settings.jobs_address, "diffusion": settings.diffusion_address}
     channels = {name: await _channel(stack, settings, address) for name, address in addresses.items()}
-    diffusion = await _channel(stack, settings, settings.diffusion_address)
     clock = SystemClock()
     limits = {"limit_s": settings.call_limit_s, "wait_s": settings.peer_wait_s}
     session = LlmSession(channels["llm"], wait_s=settings.peer_wait_s)
@@ -146,7 +145,7 @@ async def _wire(settings: FacadeSettings, owner: Owner, stack: AsyncExitStack) -
         clock=clock,
         session=session,
         llm=LlmCalls(channels["llm"], clock, **limits),
-        images=ImageCalls(diffusion, clock, owner, **limits),
+        images=ImageCalls(channels["diffusion"], clock, owner, **limits),
         vram=VramCalls(channels["vram"], **limits),
         holds=HoldCalls(channels["admission"], **limits),
         peers=Peers(channels, clock, health_limit_s=settings.health_limit_s, status_budget_s=settings.status_budget_s),

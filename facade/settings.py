@@ -11,7 +11,7 @@ class FacadeSettings(MeshSettings):
     service: ClassVar[str] = "facade"
 
     listen: Address = knob("127.0.0.1:9100", "Where the facade listens (HTTP/1.1); only the front door calls it.")
-    required_services: tuple[Literal["admission", "jobs", "llm", "vram"], ...] = knob(
+    required_services: tuple[Literal["admission", "diffusion", "jobs", "llm", "vram"], ...] = knob(
         ("admission", "llm"), "Services without which `/readyz` is 503, separated by commas."
     )
     body_limit_mib: int = body_limit_knob("Largest request body.")

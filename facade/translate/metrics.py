@@ -29,6 +29,20 @@ _VRAM: Final = (
     _Family("omniserve_vram_lease_expiries_total", "Leases that nobody renewed in time."),
     _Family("omniserve_vram_evictions_total", "Leases that ended early, by reason.", label="reason"),
 )
+_PICTURES: Final = {
+    "images_total": _Family("omniserve_images_total", "Pictures made.", "model"),
+    "steps_total": _Family("omniserve_image_steps_total", "Denoise calls made for pictures.", "model"),
+    "steps_replayed_total": _Family("omniserve_image_steps_replayed_total", "Denoise calls saved by replay.", "model"),
+    "cancelled_total": _Family(
+        "omniserve_image_cancelled_total", "Requests for pictures ended by their caller.", "model"
+    ),
+    "crashes_total": _Family("omniserve_image_crashes_total", "Times a picture engine died or hung.", "model"),
+}
+_CACHES: Final = {
+    "hits_total": _Family("omniserve_teleport_hits_total", "Found in an exact cache.", "layer"),
+    "misses_total": _Family("omniserve_teleport_misses_total", "Not found in an exact cache.", "layer"),
+    "entries": _Family("omniserve_teleport_entries", "What an exact cache holds.", "layer"),
+}
 
 
 def exposition(services: Mapping[str, Json]) -> str:
@@ -48,6 +62,18 @@ def _lines(services: Mapping[str, Json]) -> Iterator[str]:
     for family in _VRAM:
         if family.name in vram:
             yield from _family(family, vram[family.name])
+    yield from _pictures(services.get("diffusion", {}))
+
+
+def _pictures(diffusion: Json) -> Iterator[str]:
+    """Yield the figures of the engines of pictures and of their exact caches."""
+    engines = diffusion.get("engines", [])
+    layers = diffusion.get("teleport", {}).get("layers", [])
+    for name, family in _PICTURES.items() if engines else ():
+        yield from _family(family, {each["model"]: each[name] for each in engines})
+    for name, family in _CACHES.items() if layers else ():
+        told = {each["layer"].removeprefix("TELEPORT_LAYER_").lower(): each[name] for each in layers}
+        yield from _family(family, told)
 
 
 def _family(family: _Family, value: Any) -> Iterator[str]:  # noqa: ANN401 - a number, or numbers by label

@@ -5,6 +5,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from omniserve.diffusion.v1 import diffusion_pb2
 from omniserve.llm.v1 import llm_pb2
 
 Json = dict[str, Any]
@@ -40,12 +41,12 @@ def _value(value: Any, field: Any) -> Any:  # noqa: ANN401 - as above
     return value.hex() if isinstance(value, bytes) else value
 
 
-def troubles(status: llm_pb2.GetStatusResponse) -> list[str]:
-    """Return why llm, although it serves, is not what the settings ask for: one phrase for each engine in trouble."""
+def troubles(status: llm_pb2.GetStatusResponse | diffusion_pb2.GetStatusResponse) -> list[str]:
+    """Return why a service, although it serves, is not what the settings ask for: one phrase for each engine in trouble."""
     return list(_troubles(status))
 
 
-def _troubles(status: llm_pb2.GetStatusResponse) -> Iterator[str]:
+def _troubles(status: llm_pb2.GetStatusResponse | diffusion_pb2.GetStatusResponse) -> Iterator[str]:
     for engine in status.engines:
         if engine.stuck:
             yield f"{engine.model} is stuck"

@@ -11,7 +11,7 @@ async def test_health_is_ok_while_all_services_are(mesh):
     answer = (await mesh.http.get("/health")).json()
     assert answer == {
         "status": "ok",
-        "services": {name: {"status": "serving"} for name in ("admission", "jobs", "llm", "vram")},
+        "services": {name: {"status": "serving"} for name in ("admission", "diffusion", "jobs", "llm", "vram")},
     }
 
 
@@ -44,6 +44,15 @@ async def test_an_llm_that_serves_but_does_not_tell_its_status_is_degraded(mesh)
     health = (await mesh.http.get("/health")).json()
     mesh.llm.hang.set()
     assert health["services"]["llm"]["status"] == "degraded"
+
+
+async def test_a_picture_engine_that_is_stuck_degrades_health(mesh):
+    mesh.diffusion.engine.stuck = True
+    health = (await mesh.http.get("/health")).json()
+    assert health["services"]["diffusion"] == {"status": "degraded", "detail": "painter is stuck"}
+    assert (await mesh.http.get("/readyz")).status_code == 200
+    status = (await mesh.http.get("/status")).json()
+    assert status["services"]["diffusion"]["engines"][0]["stuck"] is True
 
 
 async def test_a_stopped_llm_is_unreachable(mesh):

@@ -53,3 +53,27 @@ def test_a_service_that_does_not_answer_is_marked() -> None:
         'omniserve_service_stale{service="llm"}': "1",
         'omniserve_service_stale{service="vram"}': "1",
     }
+
+
+def test_pictures_are_counted_by_model_and_exact_caches_by_layer() -> None:
+    engine = {
+        "model": "painter",
+        "images_total": 3,
+        "steps_total": 60,
+        "steps_replayed_total": 19,
+        "cancelled_total": 1,
+        "crashes_total": 0,
+    }
+    layer = {"layer": "TELEPORT_LAYER_RESULT", "hits_total": 2, "misses_total": 5, "entries": 4}
+    told = values({"diffusion": {"engines": [engine], "teleport": {"layers": [layer]}, "stale": False}})
+    assert told == {
+        'omniserve_service_stale{service="diffusion"}': "0",
+        'omniserve_images_total{model="painter"}': "3",
+        'omniserve_image_steps_total{model="painter"}': "60",
+        'omniserve_image_steps_replayed_total{model="painter"}': "19",
+        'omniserve_image_cancelled_total{model="painter"}': "1",
+        'omniserve_image_crashes_total{model="painter"}': "0",
+        'omniserve_teleport_hits_total{layer="result"}': "2",
+        'omniserve_teleport_misses_total{layer="result"}': "5",
+        'omniserve_teleport_entries{layer="result"}': "4",
+    }
