@@ -202,6 +202,7 @@ def mesh_environ(state_dir: Path, **overrides: str) -> dict[str, str]:
         "VRAM_LISTEN",
         "RELAY_LISTEN",
         "LLM_LISTEN",
+        "DIFFUSION_LISTEN",
         "JOBS_LISTEN",
         "FACADE_LISTEN",
     )
