@@ -21,6 +21,7 @@ def launch(tmp_path, free_ports):
         "ADMISSION_CHECKS_LISTEN",
         "RELAY_LISTEN",
         "LLM_LISTEN",
+        "DIFFUSION_LISTEN",
         "JOBS_LISTEN",
         "FACADE_LISTEN",
     )
