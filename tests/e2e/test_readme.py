@@ -20,6 +20,8 @@ ELSEWHERE = {
     "make run\n": "the `mesh` fixture starts the same launcher (test_make_run_starts_the_launcher_of_the_fixture)",
     "docker compose up\n": "make compose-test",
     "OMNISERVE_TTS_UPSTREAM=http://127.0.0.1:9083 make run\n": "tests/e2e/test_proxied_bytes.py, with workers of its own",
+    "OMNISERVE_SD_MODEL=models/your-model.safetensors make run\n": "tests/e2e/test_images_sdk.py, with a small model",
+    'omniserve image "a fox in the snow" -o fox.webp\n': "tests/e2e/test_images_sdk.py, with a small model",
     "omniserve keys create alice --tier sub\nomniserve keys list\nomniserve keys revoke alice\n": (
         "tests/e2e/test_keys.py: a key here would lock out the tests that share this mesh"
     ),
