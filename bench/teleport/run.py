@@ -26,7 +26,23 @@ if TYPE_CHECKING:
 
     from bench.pictures import Answer
 
-SAMPLERS: Final = ("euler", "euler_a", "heun", "dpm2", "dpm++2s_a", "dpm++2m", "dpm++2mv2", "ipndm", "ipndm_v", "lcm")
+SAMPLERS: Final = (
+    "euler",
+    "euler_a",
+    "heun",
+    "dpm2",
+    "dpm++2s_a",
+    "dpm++2m",
+    "dpm++2mv2",
+    "ipndm",
+    "ipndm_v",
+    "lcm",
+    "ddim_trailing",
+    "tcd",
+    "res_multistep",
+    "res_2s",
+    "er_sde",
+)
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:

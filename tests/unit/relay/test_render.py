@@ -6,6 +6,7 @@ import pytest
 from google.protobuf import descriptor_pool
 
 from omniserve.admission.v1 import admission_pb2
+from omniserve.diffusion.v1 import diffusion_pb2
 from omniserve.llm.v1 import llm_pb2
 from omniserve.options.v1 import options_pb2
 from omniserve.relay.v1 import relay_pb2
@@ -25,7 +26,7 @@ from services.relay.core.render import render
 from services.relay.core.render_nodes import DoorFacts, seconds
 from services.relay.core.render_whole import whole
 
-SERVED = (llm_pb2, admission_pb2, relay_pb2, vram_pb2)
+SERVED = (llm_pb2, diffusion_pb2, admission_pb2, relay_pb2, vram_pb2)
 DOOR = DoorFacts(("localhost",), "http://localhost:8792", 80, 600, checks_everybody=False, ca="/ca.crt")
 HERE = Endpoint("http", "127.0.0.1", 9001)
 THERE = Endpoint("https", "api.example.com", 443)
@@ -175,7 +176,7 @@ def test_the_service_token_goes_to_services_of_the_mesh_only():
     result = rendered(Upstream("tts", "tts", (LOCAL, OVERFLOW)), authenticate_public=True)
     for route in hosts(result.routes["public"], "public")["routes"]:
         target = route.get("route", {}).get("cluster")
-        assert ("x-omniserve-service-token" in added(route)) == (target in {"facade", "llm"})
+        assert ("x-omniserve-service-token" in added(route)) == (target in {"diffusion", "facade", "llm"})
 
 
 def test_who_may_overflow_tries_and_goes_on_and_who_may_not_waits():
