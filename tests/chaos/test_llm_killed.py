@@ -54,11 +54,11 @@ def test_a_kill_ends_streams_with_an_error_and_the_next_request_works(mesh, wait
     for stream in streams:
         stream.start()
     for stream in streams:
-        assert stream.running.wait(60)
+        assert stream.running.wait(120)
     pid = mesh.pid("llm") if victim == "llm" else int(engine(mesh)["host_pid"])
     os.kill(pid, signal.SIGKILL)
     for stream in streams:
-        stream.join(60)
+        stream.join(120)
         assert not stream.is_alive()
         # Either an error event is the last thing on the stream, or the connection was aborted: never a normal end.
         assert "[DONE]" not in stream.events
@@ -74,7 +74,7 @@ def test_a_kill_ends_streams_with_an_error_and_the_next_request_works(mesh, wait
 def test_readiness_tells_the_truth_while_llm_is_down(mesh):
     seen = []
     mesh.kill("llm")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200  # a start takes as long as the machine makes it
     while time.monotonic() < deadline:
         status = httpx.get(f"{mesh.public_url}/readyz", timeout=60).status_code
         seen.append(status)

@@ -87,21 +87,21 @@ def test_nothing_outlives_a_launcher_that_is_killed(make_mesh, tmp_path, wait_un
     with make_mesh(tmp_path) as mesh:
         processes = family(mesh)
         mesh.launcher.kill()
-        wait_until(lambda: gone(processes), "every process has ended", 60)
+        wait_until(lambda: gone(processes), "every process has ended")
 
 
 def test_nothing_outlives_a_supervisord_that_is_killed(make_mesh, tmp_path, wait_until):
     with make_mesh(tmp_path) as mesh:
         processes = family(mesh)
         next(each for each in processes if "supervisord" in " ".join(each.cmdline())).kill()
-        assert mesh.launcher.wait(30) == 1
+        assert mesh.launcher.wait(120) == 1
         assert "supervisord ended by itself" in mesh.output.read_text()
-        wait_until(lambda: gone(processes), "every process has ended", 60)
+        wait_until(lambda: gone(processes), "every process has ended")
 
 
 def test_a_service_that_cannot_start_ends_the_start_with_the_end_of_its_log(mesh_environ, tmp_path):
     environ = mesh_environ(
-        tmp_path, OMNISERVE_LLM_GGUF=str(tmp_path / "missing.gguf"), OMNISERVE_RUN_READY_TIMEOUT_S="80"
+        tmp_path, OMNISERVE_LLM_GGUF=str(tmp_path / "missing.gguf"), OMNISERVE_RUN_READY_TIMEOUT_S="200"
     )
     result = subprocess.run(
         [sys.executable, "-m", "deploy.run"],
@@ -109,7 +109,7 @@ def test_a_service_that_cannot_start_ends_the_start_with_the_end_of_its_log(mesh
         env=environ,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert result.returncode == 1

@@ -62,7 +62,7 @@ class LlmPair:
 
     async def idle(self) -> None:
         """Wait until no sequence and no permit is left."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             while True:
                 engines = (await self.engines()).values()
                 left = [number for each in engines for number in (each.active_sequences, each.waiting_requests)]
@@ -76,7 +76,7 @@ class LlmPair:
 
     async def ready(self) -> None:
         """Wait until llm says SERVING."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             while not await asyncio.to_thread(serving, self.address):
                 await asyncio.sleep(0.05)
 
