@@ -81,7 +81,12 @@ class LlmSettings(MeshSettings):
         ge=0,
     )
     batch: int = knob(
-        512, "Most tokens computed in one step.", unit="tokens", aliases=("OMNISERVE_BATCH",), ge=32, le=16384
+        2048,
+        "Most tokens computed in one step. A prompt that is read in alone takes the next setting's number in each.",
+        unit="tokens",
+        aliases=("OMNISERVE_BATCH",),
+        ge=32,
+        le=16384,
     )
     ubatch: int = knob(
         512,

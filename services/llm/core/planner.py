@@ -33,12 +33,14 @@ class Pace:
 class StepLimits:
     """Bounds of a step.
 
-    `batch_tokens`: most tokens in one. `stall_s`: how long a step may always take. `stall_ratio`: or this many times a
+    `batch_tokens`: most tokens in one. `lone_tokens`: most of a prompt that nobody else takes part beside, so that who
+    comes meanwhile waits for a piece of it only. `stall_s`: how long a step may always take. `stall_ratio`: or this many times a
     step that only decodes. Either grows with the prompts that wait per running answer, to `most_stall_s` at most.
     `floor_tokens`: prefilled per step at least, so that prefill always goes on.
     """
 
     batch_tokens: int
+    lone_tokens: int
     stall_s: float = 0.1
     stall_ratio: float = 2.5
     most_stall_s: float = 1.0
@@ -48,11 +50,12 @@ class StepLimits:
 def prefill_budget(pace: Pace, limits: StepLimits, *, decoding: int, prefilling: int) -> int:
     """Return how many tokens of `prefilling` prompts go into the next step beside `decoding` answers of one token each.
 
-    Where many wait for few, the few wait longer: the sooner all decode together, the sooner all are done.
+    Where many wait for few, the few wait longer: the sooner all decode together, the sooner all are done. For the same
+    reason several prompts go into one step, as long as nobody decodes yet.
     """
     room = max(limits.batch_tokens - decoding, 0)
     if decoding == 0:
-        return room
+        return room if prefilling > 1 else min(room, limits.lone_tokens)
     if pace.prefill_token_s <= 0.0:
         return min(room, limits.floor_tokens)
     decode_s = pace.decode_s(decoding)

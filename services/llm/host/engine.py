@@ -58,7 +58,7 @@ class Engine:
             speculation=config.speculation,
             stored_bytes=config.stored_prefix_bytes,
         )
-        self._limits = planner.StepLimits(config.batch_tokens, config.stall_s, config.stall_ratio)
+        self._limits = planner.StepLimits(config.batch_tokens, config.ubatch_tokens, config.stall_s, config.stall_ratio)
         self._pace = planner.Pace()
         self._flush = FlushPolicy(config.flush_s)
         self._threads = config.threads

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from services.llm.core.planner import Pace, StepLimits, prefill_budget, share_prefill
 
-LIMITS = StepLimits(batch_tokens=512, stall_s=0.1, stall_ratio=2.5, floor_tokens=8)
+LIMITS = StepLimits(batch_tokens=512, lone_tokens=512, stall_s=0.1, stall_ratio=2.5, floor_tokens=8)
 remaining_lists = st.lists(st.integers(0, 3000), max_size=20)
 
 
@@ -42,7 +42,13 @@ def test_equal_prompts_end_one_after_the_other() -> None:
 
 def test_with_nobody_decoding_prompts_take_the_whole_batch() -> None:
     pace = Pace(decode_step_s=0.01, prefill_token_s=0.005)
-    assert prefill_budget(pace, LIMITS, decoding=0, prefilling=1) == 512
+    assert prefill_budget(pace, LIMITS, decoding=0, prefilling=2) == 512
+
+
+def test_prompts_that_come_together_are_read_in_together_and_a_lone_one_in_pieces() -> None:
+    limits = StepLimits(batch_tokens=2048, lone_tokens=512)
+    assert prefill_budget(Pace(), limits, decoding=0, prefilling=16) == 2048
+    assert prefill_budget(Pace(), limits, decoding=0, prefilling=1) == 512
 
 
 def test_beside_running_answers_a_step_may_take_the_stall_and_no_longer() -> None:
