@@ -86,7 +86,6 @@ class Door:
         headers = _headers(scope)
         given = headers.get(REQUEST_ID_KEY, "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        telemetry.bind_to_lines(request_id=request_id)
         tell = _Telling(send, request_id)
         if not telemetry.tracing() or scope["path"] in _OPEN_PATHS:
             given = headers.get(TRACEPARENT_KEY, "")

@@ -4,8 +4,8 @@ Every RPC declares its audience in the proto (`omniserve.options.v1.access`); ev
 the caller says about its own client (principal, tier) is believed only from those whose business that is.
 """
 
+import random
 import re
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,7 +19,6 @@ from omniserve.options.v1 import options_pb2
 from services.kit.context import Request, set_current_request
 from services.kit.errors import DomainError, Reason
 from services.kit.handlers import Context, Continuation, Handler, refusing_handler
-from services.kit.telemetry import bind_to_lines
 from services.kit.tokens import TokenBook
 
 TOKEN_KEY: Final = "x-omniserve-service-token"  # noqa: S105 - the name of a header
@@ -146,7 +145,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         rules: Mapping[str, Access],
         book: TokenBook | None,
         *,
-        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        new_id: Callable[[], str] = lambda: f"{random.getrandbits(128):032x}",
     ) -> None:
         self._rules = rules
         self._book = book
@@ -163,7 +162,6 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         metadata = _first_values(handler_call_details.invocation_metadata)
         request = Request(self._request_id(metadata), _traceparent(metadata))
         set_current_request(request)
-        bind_to_lines(request_id=request.request_id)
         if path.split("/")[1] in OPEN_SERVICES:
             return handler
         try:

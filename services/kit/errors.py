@@ -5,10 +5,9 @@ HTTP in the facade's one table.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 
 import grpc
 import grpc.aio
@@ -18,7 +17,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from services.kit import telemetry
 from services.kit.context import current_request
-from services.kit.handlers import Context, Continuation, Handler, wrap_handler
+from services.kit.handlers import Context, Continuation, Handler, Wrapping
 
 DOMAIN = "omniserve"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -231,35 +230,47 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, *, draining: Callable[[], bool] = lambda: False) -> None:
-        self._draining = draining
+        self._wrapping = Wrapping(lambda context, method: _Translated(context, method, draining))
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
         """Wrap the handler of any of the four RPC kinds."""
         handler = await continuation(handler_call_details)
-        return wrap_handler(handler, self._translated, handler_call_details.method)
+        return self._wrapping.of(handler, handler_call_details.method)
 
-    @asynccontextmanager
-    async def _translated(self, context: Context, method: str) -> AsyncIterator[None]:
-        try:
-            yield
-        except grpc.aio.AbortError:
-            raise
-        except asyncio.CancelledError as error:
+
+class _Translated:
+    """What one RPC runs inside. A class, since a generator costs each RPC more than many a handler does."""
+
+    __slots__ = ("_context", "_draining", "_method")
+
+    def __init__(self, context: Context, method: str, draining: Callable[[], bool]) -> None:
+        self._context = context
+        self._method = method
+        self._draining = draining
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, grpc.aio.AbortError):
+            return
+        if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # Nobody cancelled this RPC: the handler waited for something that was cancelled. gRPC would take it for
-            # the caller's doing and answer nothing, and the caller would wait for ever.
-            await abort(context, self._interrupted(error, method))
-        except Exception as error:  # noqa: BLE001 - the boundary: every failure becomes a status
-            await abort(context, _known(error, method))
+            if task is not None and not task.cancelling():
+                # Nobody cancelled this RPC: the handler waited for something that was cancelled. gRPC would take it for
+                # the caller's doing and answer nothing, and the caller would wait for ever.
+                await abort(self._context, self._interrupted(error))
+        elif isinstance(error, Exception):  # the boundary: every failure becomes a status
+            await abort(self._context, _known(error, self._method))
 
-    def _interrupted(self, error: asyncio.CancelledError, method: str) -> DomainError:
+    def _interrupted(self, error: asyncio.CancelledError) -> DomainError:
         if self._draining():
-            return DomainError(Reason.DRAINING, f"{method} was ended: the service is shutting down")
-        return _unexpected(error, method)
+            return DomainError(Reason.DRAINING, f"{self._method} was ended: the service is shutting down")
+        return _unexpected(error, self._method)
 
 
 def _known(error: Exception, method: str) -> DomainError:

@@ -26,10 +26,25 @@ Around = Callable[[Context, str], AbstractAsyncContextManager[None]]
 Behaviour = Callable[[Any, Context], Any]
 
 
-def wrap_handler(handler: Handler | None, around: Around, method: str) -> Handler | None:
-    """Return a handler of the same kind whose behaviour runs inside `around(context, method)`; None stays None."""
-    if handler is None:
-        return None
+class Wrapping:
+    """Wraps handlers in one context manager, as `wrap_handler` does, and keeps what it made of each method's handler."""
+
+    def __init__(self, around: Around) -> None:
+        self._around = around
+        self._made: dict[str, tuple[Handler, Handler]] = {}
+
+    def of(self, handler: Handler | None, method: str) -> Handler | None:
+        """Return the handler wrapped; None stays None."""
+        if handler is None:
+            return None
+        made = self._made.get(method)
+        if made is None or made[0] is not handler:
+            made = self._made[method] = handler, wrap_handler(handler, self._around, method)
+        return made[1]
+
+
+def wrap_handler(handler: Handler, around: Around, method: str) -> Handler:
+    """Return a handler of the same kind whose behaviour runs inside `around(context, method)`."""
     if handler.response_streaming:
         inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
         make = (
@@ -76,4 +91,4 @@ def refusing_handler(handler: Handler, error: Exception) -> Handler:
         raise error
         yield
 
-    return cast("Handler", wrap_handler(handler, refuse, ""))
+    return wrap_handler(handler, refuse, "")

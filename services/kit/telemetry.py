@@ -114,20 +114,14 @@ def logger(name: str) -> structlog.stdlib.BoundLogger:
     return bound
 
 
-def bind_to_lines(**values: str) -> None:
-    """Put these values on every line that the current task logs from now on."""
-    structlog.contextvars.bind_contextvars(**values)
-
-
 def setup_logging(service: str, level: str) -> None:
     """Send every log record, of ours and of libraries, to stderr as one JSON object a line."""
     shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _ServiceName(service),
-        _trace_ids,
+        _ids_of_request,
         structlog.processors.format_exc_info,
     ]
     _configure(*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter)
@@ -155,13 +149,15 @@ class _ServiceName:
         return event
 
 
-def _trace_ids(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:  # noqa: ANN401
-    """Add trace and span id: of the current span, or of the caller's traceparent while tracing is off."""
+def _ids_of_request(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:  # noqa: ANN401
+    """Add request, trace and span id; while tracing is off, the trace is the one of the caller's traceparent."""
+    request = current_request()
+    if request is not None:
+        event.setdefault("request_id", request.request_id)
     context = trace.get_current_span().get_span_context()
     if context.is_valid:
         event["trace_id"], event["span_id"] = f"{context.trace_id:032x}", f"{context.span_id:016x}"
         return event
-    request = current_request()
     if request is not None and request.traceparent is not None:
         event["trace_id"] = request.traceparent.split("-")[1]
     return event

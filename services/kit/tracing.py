@@ -17,11 +17,14 @@ from opentelemetry.propagate import extract
 
 from services.kit import telemetry
 from services.kit.access import OPEN_SERVICES
-from services.kit.handlers import Context, Continuation, Handler, wrap_handler
+from services.kit.handlers import Context, Continuation, Handler, Wrapping
 
 
 class TracingInterceptor(grpc.aio.ServerInterceptor):
     """Continues the caller's trace with a SERVER span; probes get none."""
+
+    def __init__(self) -> None:
+        self._wrapping = Wrapping(_span)
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -30,7 +33,7 @@ class TracingInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler_call_details.method.split("/")[1] in OPEN_SERVICES:
             return handler
-        return wrap_handler(handler, _span, handler_call_details.method)
+        return self._wrapping.of(handler, handler_call_details.method)
 
 
 @asynccontextmanager
