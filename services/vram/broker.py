@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from msgspec import structs
+
 from services.kit.clock import Clock
 from services.kit.owner import Owner
 from services.vram.adapters.driver import Driver
@@ -86,20 +88,20 @@ class Broker:
         Raises UnknownDeviceError, KeyConflictError, FullError.
         """
         if not self._trust_pids:
-            ask = replace(ask, pid=0)
+            ask = structs.replace(ask, pid=0)
         arrived = self.ledger.arrive()
         result = await self._decide(ask, arrived)
         if isinstance(result, Denied) and (wait_s > 0 or reclaim) and _may_change(result):
             result = await self._wait(ask, arrived, result, wait_s=wait_s, reclaim=reclaim)
         if isinstance(result, Denied):
             self.watchers.denied(self.ledger.deny(ask, result, self.now()))
-            self._file.count(self.ledger.counts)
+            self._file.count_denied(result.why, self.ledger.counts.denied[result.why])
         return result
 
     def renew(self, lease_id: str, renewal: Renewal) -> Lease:
         """Keep a lease alive. Raises UnknownLeaseError, RefusedError."""
         if not self._trust_pids:
-            renewal = replace(renewal, pid=None)
+            renewal = structs.replace(renewal, pid=None)
         before = self.ledger.leases.get(lease_id)
         try:
             lease = self.ledger.renew(lease_id, renewal, self.now())
@@ -214,6 +216,7 @@ class Broker:
         """Store and tell what has ended, and the counts."""
         for ended in self.ledger.take_ended():
             self._file.remove(ended.lease.lease_id)
+            self._file.count_ended(ended.end, self.ledger.counts.ended[ended.end])
             self._forget(ended)
         for late in self.reclaims.expire(self.now()) if self.reclaims.open else ():
             self.watchers.withdrawn(late)
@@ -343,4 +346,5 @@ def _whole(ask: Ask) -> Ask:
     """Return the ask for all of it: less is granted only when it is certain that there is no more."""
     if all(each.min_size_mib == each.size_mib for each in ask.items):
         return ask
-    return replace(ask, items=tuple(replace(each, min_size_mib=each.size_mib) for each in ask.items))
+    whole = tuple(structs.replace(each, min_size_mib=each.size_mib) for each in ask.items)
+    return structs.replace(ask, items=whole)

@@ -144,7 +144,7 @@ def _wanted(item: pb.LeaseItem, field: str) -> Wanted:
 def _text(text: str, field: str, most: int, *, needed: bool = False) -> None:
     if needed and not text:
         raise invalid(field, f"{field} is required")
-    if len(text.encode()) > most:
+    if not (text.isascii() and len(text) <= most) and len(text.encode()) > most:
         raise invalid(field, f"{field} has at most {most} bytes, not {len(text.encode())}")
     if not text.isprintable():
         raise invalid(field, f"{field} holds characters that cannot be shown")

@@ -29,6 +29,9 @@ _HEAD_BYTES: Final = 4096
 _COUNTS_AT: Final = 1024
 _TOTALS: Final = struct.Struct("<4Q")
 _COUNTS: Final = struct.Struct("<36Q")  # granted, renewed, reclaims, freed, 16 kinds of denials, 16 of ends
+_COUNT: Final = struct.Struct("<Q")
+_DENIED_AT: Final = _COUNTS_AT + _TOTALS.size
+_ENDED_AT: Final = _DENIED_AT + 16 * _COUNT.size
 _RECORD_BYTES: Final = 4096
 _RECORD_HEAD: Final = struct.Struct("<QII")  # order of writing, length, checksum
 _RECORD_AT: Final = 8
@@ -64,7 +67,6 @@ class LeaseFile:
         self._memory = memory
         self._places = found.places
         self._order = found.order
-        self._kinds = (0, 0)
         used = set(found.places.values())
         self._free = [each for each in reversed(range(_records(len(memory)))) if each not in used]
 
@@ -98,15 +100,18 @@ class LeaseFile:
             self._forget(place)
 
     def count(self, counts: Counts) -> None:
-        """Store the counts."""
-        totals = (counts.granted, counts.renewed, counts.reclaims, counts.reclaims_freed)
-        _TOTALS.pack_into(self._memory, _COUNTS_AT, *totals)
-        kinds = (counts.denied.total(), counts.ended.total())
-        if kinds != self._kinds:
-            self._kinds = kinds
-            denied = [counts.denied[why] if why is not None else 0 for why in _WHYS]
-            ended = [counts.ended[end] if end is not None else 0 for end in _ENDS]
-            _COUNTS.pack_into(self._memory, _COUNTS_AT, *totals, *denied, *ended)
+        """Store the counts that have no kinds."""
+        _TOTALS.pack_into(
+            self._memory, _COUNTS_AT, counts.granted, counts.renewed, counts.reclaims, counts.reclaims_freed
+        )
+
+    def count_denied(self, why: Why, total: int) -> None:
+        """Store how many asks were denied for a reason."""
+        _COUNT.pack_into(self._memory, _DENIED_AT + why * _COUNT.size, total)
+
+    def count_ended(self, end: End, total: int) -> None:
+        """Store how many leases ended in a way."""
+        _COUNT.pack_into(self._memory, _ENDED_AT + end * _COUNT.size, total)
 
     def close(self) -> None:
         """Let go of the file; it stays as it is."""

@@ -7,8 +7,10 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec.structs import replace
 
 from services.vram.core.account import Account
 from services.vram.core.model import (

@@ -1,10 +1,16 @@
-"""The values of the ledger. Memory in MiB of 1,048,576 bytes, times in seconds of the ledger's clock."""
+"""The values of the ledger. Memory in MiB of 1,048,576 bytes, times in seconds of the ledger's clock.
+
+Those that every call makes anew are msgspec's structs, which are made, changed and stored many times faster than frozen
+dataclasses.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 _NO_USE: Final[Mapping[int, int]] = MappingProxyType({})
 
@@ -108,8 +114,7 @@ class Facts:
     kind: Kind
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """Memory wanted on one device; `device` "" leaves the choice. `materialised_mib`: allocated already."""
 
     device: str
@@ -118,8 +123,7 @@ class Wanted:
     materialised_mib: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """A request for memory, checked. `digest` tells asks under one idempotency key apart; `key` "" means none."""
 
     tenant: str
@@ -134,8 +138,7 @@ class Ask:
     reload_cost_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True):
     """Memory held on one device. `reported_mib`: what the tenant said it has allocated; None leaves it to the driver.
 
     `baseline_mib`: what its process had on the device when the lease began and does not belong to it.
@@ -147,8 +150,7 @@ class Item:
     baseline_mib: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True):
     """A live lease."""
 
     lease_id: str
@@ -168,11 +170,13 @@ class Lease:
 
     def on(self, device: str) -> Item | None:
         """Return what it holds on a device, or None."""
-        return next((item for item in self.items if item.device == device), None)
+        for item in self.items:
+            if item.device == device:
+                return item
+        return None
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """What a lease holds on one device, with what is known of it."""
 
     device: str
@@ -201,8 +205,7 @@ class Refusal:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     """What a renewal says about one device; None leaves it as it was."""
 
     device: str
@@ -210,8 +213,7 @@ class Report:
     size_mib: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Renewal:
+class Renewal(msgspec.Struct, frozen=True):
     """What a renewal changes; None keeps it."""
 
     reports: tuple[Report, ...] = ()

@@ -40,6 +40,8 @@ def test_leases_and_counts_are_there_after_a_kill(tmp_path):
     file.remove("c")
     file.remove("never")
     file.count(counts)
+    file.count_denied(Why.NO_HEADROOM, 4)
+    file.count_ended(End.EXPIRED, 5)
     after_a_kill(file)
     past = opened(tmp_path).past
     assert past.leases == (lease("a", size=50), lease("b", at=2.0))

@@ -1,8 +1,7 @@
 """What the ledger answers, call by call."""
 
-import dataclasses
-
 import pytest
+from msgspec import structs
 
 from services.vram.core.ledger import Counts, Ledger, Past
 from services.vram.core.model import (
@@ -116,8 +115,8 @@ def test_the_same_key_answers_with_the_same_lease():
     assert lease(ours, wanted, "b") == first
     assert ours.counts.granted == 1
     with pytest.raises(KeyConflictError, match="differently"):
-        lease(ours, dataclasses.replace(wanted, digest="2"), "b")
-    other = dataclasses.replace(wanted, tenant="u")
+        lease(ours, structs.replace(wanted, digest="2"), "b")
+    other = structs.replace(wanted, tenant="u")
     assert lease(ours, other, "b").why is Why.NO_HEADROOM
     ours.release("a", End.DONE, 0.0)
     look(ours, (8000, 6000))
