@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from services.kit.settings import SettingsError
 _FAILED = 1
 _BAD_SETTINGS = 2
 _POLL_S = 0.2
+_WATCH_S = 3.0  # each look costs supervisord as much as a request costs a service
 
 
 class _Signals:
@@ -32,11 +34,17 @@ class _Signals:
 
     def __init__(self) -> None:
         self.count = 0
+        self._came = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._heard)
 
     def _heard(self, _number: int, _frame: object) -> None:
         self.count += 1
+        self._came.set()
+
+    def wait(self, seconds: float) -> None:
+        """Return when one has come, or after `seconds`."""
+        self._came.wait(seconds)
 
 
 def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -100,7 +108,7 @@ def _watch(supervisor: Supervisor, supervisord: Popen[bytes], signals: _Signals)
                 if line := _change(known.get(name), process):
                     _say(f"{name:<10} {line}")
             known = now
-        _pause(1.0, signals)
+        signals.wait(_WATCH_S)
 
 
 def _change(before: Process | None, now: Process) -> str | None:
@@ -209,12 +217,6 @@ def _complain(*sentences: str, status: int = _FAILED) -> int:
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-def _pause(seconds: float, signals: _Signals) -> None:
-    ends = time.monotonic() + seconds
-    while signals.count == 0 and time.monotonic() < ends:
-        time.sleep(_POLL_S)
 
 
 def _exists(pid: int) -> bool:
