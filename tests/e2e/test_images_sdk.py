@@ -97,6 +97,14 @@ def test_what_is_not_there_or_not_possible_is_said(client):
     assert caught.value.body["param"] == "sampler"
 
 
+def test_without_a_picture_model_the_refusal_names_the_setting(mesh):
+    for stream in (False, True):
+        body = {"prompt": "a fox", "stream": stream}
+        answer = httpx.post(f"{mesh.public_url}/v1/images/generations", json=body, timeout=60)
+        assert (answer.status_code, answer.json()["error"]["reason"]) == (404, "not_found")
+        assert "OMNISERVE_SD_MODEL" in answer.json()["error"]["message"]
+
+
 def test_a_picture_is_enlarged(drawing):
     url = f"data:image/png;base64,{base64.b64encode(png((16, 12), 'red')).decode()}"
     answer = httpx.post(f"{drawing.public_url}/v1/images/upscale", json={"image": url, "factor": 2}, timeout=300)
