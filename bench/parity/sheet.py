@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from PIL import Image, ImageChops, ImageDraw
+from PIL import Image, ImageChops, ImageDraw, ImageOps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,9 +26,8 @@ def contact_sheet(rows: Sequence[tuple[str, Image.Image, Image.Image]]) -> Image
         top = _GAP + place * (_EDGE + _LABEL + _GAP)
         draw.text((_GAP, top + 6), label.encode("ascii", "replace").decode()[:120], fill=_BLACK)
         for column, picture in enumerate((reference, candidate, difference(reference, candidate))):
-            small = picture.convert("RGB")
-            small.thumbnail((_EDGE, _EDGE))
-            sheet.paste(small, (_GAP + column * (_EDGE + _GAP), top + _LABEL))
+            shown = ImageOps.contain(picture.convert("RGB"), (_EDGE, _EDGE))
+            sheet.paste(shown, (_GAP + column * (_EDGE + _GAP), top + _LABEL))
     return sheet
 
 
