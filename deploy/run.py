@@ -27,6 +27,17 @@ _FAILED = 1
 _BAD_SETTINGS = 2
 _POLL_S = 0.2
 _WATCH_S = 3.0  # each look costs supervisord as much as a request costs a service
+# Without one of these there is no model that makes pictures.
+_PICTURE_MODELS = (
+    "OMNISERVE_SD_MODEL",
+    "OMNISERVE_SD_DIFFUSION_MODEL",
+    "OMNISERVE_DIFFUSION_MODEL",
+    "OMNISERVE_DIFFUSION_DIFFUSION_MODEL",
+)
+_NO_PICTURES = (
+    "There is no model that makes pictures yet. `omniserve models pull leejet/Z-Image-Turbo-GGUF`, for example, fetches one;\n"
+    "services/diffusion/README.md names three and the variables that serve them."
+)
 
 
 class _Signals:
@@ -191,6 +202,8 @@ def _invite(plan: Plan, *, foreground: bool) -> None:
     body = {"model": _first_model(plan), "messages": question, "temperature": 0}
     _say(f"\nThe mesh is ready: {door} (operator: http://127.0.0.1:{plan.edge.operator_port}; logs: {plan.paths.logs})")
     _say(f"Try:\n  curl {door}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{json.dumps(body)}'")
+    if not any(plan.environ.get(name) for name in _PICTURE_MODELS):
+        _say(_NO_PICTURES)
     _say("Ctrl-C drains and stops." if foreground else "`make down` drains and stops, `make logs` follows the logs.")
 
 

@@ -127,7 +127,7 @@ def _image(settings: DiffusionSettings, named: Entry, main: Path) -> Served:
     try:
         family = family_of(file.header)
     except HeaderError as error:
-        raise ModelFileError(f"{main}: {error}") from error
+        raise ModelFileError(f"{main.name}: {error}") from error
     for part in _PARTS:
         path: Path | None = getattr(settings, part)
         if path is not None:
@@ -137,7 +137,7 @@ def _image(settings: DiffusionSettings, named: Entry, main: Path) -> Served:
         if not {"vae", "taesd"} & parts.keys():
             missing.append("OMNISERVE_SD_VAE")
         if missing:
-            raise ModelFileError(f"{main} is a {family.name} model and needs further files: {', '.join(missing)}")
+            raise ModelFileError(f"{main.name} is a {family.name} model and needs further files: {', '.join(missing)}")
     on_cpu = settings.parts_on_cpu()
     config = ImageConfig(
         files={part: str(each.path) for part, each in parts.items()},
@@ -169,13 +169,13 @@ def _part(path: Path, part: str) -> ModelFile:
     try:
         check_part(file.header, part)
     except HeaderError as error:
-        raise ModelFileError(f"{path}: {error}") from error
+        raise ModelFileError(f"{path.name}: {error}") from error
     return file
 
 
 def read_upscaler(settings: DiffusionSettings) -> Served | Broken | None:
     """Return the upscaler of the settings; None when they name none."""
-    path = settings.upscaler
+    path = settings.upscaler_path()
     if path is None:
         return None
     named = entry(path.stem, Kind.UPSCALER)
@@ -185,7 +185,7 @@ def read_upscaler(settings: DiffusionSettings) -> Served | Broken | None:
     except ModelFileError as error:
         return Broken(named, str(error))
     except HeaderError as error:
-        return Broken(named, f"{path}: {error}")
+        return Broken(named, f"{path.name}: {error}")
     return Served(
         entry=named,
         parts={"model": file},

@@ -8,6 +8,8 @@ from pydantic import model_validator
 
 from services.kit.settings import Address, MeshSettings, knob
 
+DEFAULT_UPSCALER: Final = "realesrgan-x4plus.safetensors"
+"""What set-up puts into the models folder."""
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _BACKEND_PARTS: Final = frozenset({"diffusion", "clip", "vae", "control"})
 
@@ -35,7 +37,15 @@ class DiffusionSettings(MeshSettings):
     llm: Path | None = _part("Language model that encodes the image model's prompts.", "LLM")
     llm_vision: Path | None = _part("Vision part of that language model, for reference pictures.", "LLM_VISION")
     control_net: Path | None = _part("Control network of the image model.", "CONTROL_NET")
-    upscaler: Path | None = _part("ESRGAN network that enlarges pictures.", "UPSCALER")
+    upscaler: str = knob(
+        "",
+        "ESRGAN network that enlarges pictures; without it Real-ESRGAN x4plus, if set-up has put it into the models folder; "
+        "`none`: no model.",
+        aliases=("OMNISERVE_SD_UPSCALER",),
+    )
+    models_dir: Path = knob(
+        _ROOT / "models", "Folder of the model files that set-up makes.", aliases=("OMNISERVE_MODELS_DIR",)
+    )
     model_name: str = knob("", "Name callers use for the image model; empty means its file's name without its ending.")
     model_aliases: tuple[str, ...] = knob((), "Further names for the image model, separated by commas.")
     preload: bool = knob(
@@ -223,6 +233,15 @@ class DiffusionSettings(MeshSettings):
         """Return the parts whose weights stay in the host's RAM."""
         pairs = [each.strip() for each in self.params_backend.split(",") if each.strip()]
         return frozenset(pair.removesuffix("=cpu") for pair in pairs)
+
+    def upscaler_path(self) -> Path | None:
+        """Return the upscaler's file: the one that is set, or the default if set-up has made it."""
+        if self.upscaler == "none":
+            return None
+        if self.upscaler:
+            return Path(self.upscaler)
+        default = self.models_dir / DEFAULT_UPSCALER
+        return default if default.exists() else None
 
     def lora_copies(self) -> Path:
         """Return the folder where the engine reads adapters."""

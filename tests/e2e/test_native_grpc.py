@@ -8,6 +8,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from grpc_status import rpc_status
 
 from omniserve.admission.v1 import admission_pb2, admission_pb2_grpc
+from omniserve.diffusion.v1 import diffusion_pb2, diffusion_pb2_grpc
 from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
 
 QUESTION = llm_pb2.Message(role="user", content=[llm_pb2.ContentPart(text="What is the capital of France?")])
@@ -81,3 +82,13 @@ def test_a_bad_request_carries_its_reason_and_field(channel):
     assert any(detail.Unpack(info) for detail in status.details)
     assert info.reason == "invalid_request"
     assert "temperature" in info.metadata["field"]
+
+
+def test_pictures_are_reached_natively_and_without_a_model_the_setting_is_named(channel):
+    stub = diffusion_pb2_grpc.DiffusionServiceStub(channel)
+    kinds = {model.kind for model in stub.ListModels(diffusion_pb2.ListModelsRequest(), timeout=30).models}
+    assert diffusion_pb2.MODEL_KIND_IMAGE not in kinds
+    with pytest.raises(grpc.RpcError) as refused:
+        list(stub.GenerateImage(diffusion_pb2.GenerateImageRequest(prompt="a cat"), timeout=30))
+    assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+    assert "OMNISERVE_SD_MODEL" in refused.value.details()

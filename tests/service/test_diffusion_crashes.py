@@ -160,8 +160,6 @@ def test_without_a_model_it_serves_and_says_how_to_get_one(start_diffusion):
             assert "image" in error.message
             assert not (await stub.ListModels(pb.ListModelsRequest())).models
 
-    nothing = dict.fromkeys(
-        ("OMNISERVE_SD_DIFFUSION_MODEL", "OMNISERVE_SD_LLM", "OMNISERVE_SD_TAESD", "OMNISERVE_SD_UPSCALER"), ""
-    )
-    with start_diffusion(**nothing) as pair:
+    nothing = dict.fromkeys(("OMNISERVE_SD_DIFFUSION_MODEL", "OMNISERVE_SD_LLM", "OMNISERVE_SD_TAESD"), "")
+    with start_diffusion(**nothing, OMNISERVE_SD_UPSCALER="none") as pair:
         asyncio.run(scenario(pair))

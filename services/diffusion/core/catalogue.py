@@ -19,7 +19,7 @@ _DOES: Final = {Kind.IMAGE: "makes pictures", Kind.UPSCALER: "enlarges pictures"
 _ENABLES: Final = {
     Kind.IMAGE: "OMNISERVE_SD_MODEL (one file) or OMNISERVE_SD_DIFFUSION_MODEL (with its parts) names one; "
     "`omniserve models pull` fetches one",
-    Kind.UPSCALER: "OMNISERVE_SD_UPSCALER names one",
+    Kind.UPSCALER: "OMNISERVE_SD_UPSCALER names one; `make setup` makes one",
 }
 
 

@@ -1,0 +1,1 @@
+"""Makes the default upscaler at set-up; nothing of it runs later."""
