@@ -1,5 +1,6 @@
 """Putting the parts of diffusion together from its settings."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +25,7 @@ from services.kit.hosts.leases import Leases
 from services.kit.hosts.resident import MOST_LOADS
 from services.kit.owner import Owner
 
-# numpy's own threads would compete with the engine's. The engine's sleep at barriers: generations are short bursts on cores
-# that other services use too, and spinning for those costs more than it saves.
-_ENVIRON: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+_OPENMP: Final = frozenset({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +83,17 @@ def build(
     )
 
 
+def host_environment() -> dict[str, str]:
+    """Return what a host's environment has beyond ours.
+
+    numpy's own threads would compete with the engine's. Those sleep at barriers, unless the owner of the box has decided it
+    with OpenMP's own variables: generations are bursts on cores that other services use too, and spinning costs them more
+    than it saves.
+    """
+    ours = {"OPENBLAS_NUM_THREADS": "1"}
+    return ours if _OPENMP & os.environ.keys() else {**ours, "OMP_WAIT_POLICY": "passive"}
+
+
 def _resident(
     key: int,
     served: Served,
@@ -97,7 +107,7 @@ def _resident(
         served,
         limits=EngineLimits(load_s=settings.load_timeout_s, stuck_s=settings.stuck_s, loads=MOST_LOADS),
         clock=clock,
-        environ=_ENVIRON,
+        environ=host_environment(),
         cancel_s=settings.cancel_s,
         on_state=on_state,
     )

@@ -16,6 +16,7 @@ from services.diffusion.resident import Resident
 from services.diffusion.residents import Residents
 from services.diffusion.run import Run
 from services.diffusion.scene import Scene, Sources, open_sources, scene
+from services.diffusion.spans import picture_span
 from services.diffusion.tasks import tasks_of_request
 from services.diffusion.teleport import Teleport, common_inputs
 from services.diffusion.timeline import Timeline
@@ -104,13 +105,21 @@ class Generator:
             outbox.put("done", translate.done(resident.name, order.options, run.made, timeline))
             return
 
+        with picture_span(resident.name, order.options, timeline):
+            await self._compute(work, order, run, timeline, outbox)
+        outbox.put("done", translate.done(resident.name, order.options, run.made, timeline))
+
+    async def _compute(self, work: Work, order: Order, run: Run, timeline: Timeline, outbox: Outbox) -> None:
+        """Wait for permit and model, and make the pictures; they are encoded when the permit is free again."""
+        resident = run.resident
+
         def loading(progress: float | None) -> None:
             timeline.loading()
             outbox.put("loading", pb.Loading(model=resident.name, progress=progress))
 
         async with (
             tasks_of_request() as tasks,
-            self.residents.use(  # pictures are encoded when the permit is free again
+            self.residents.use(
                 resident,
                 work.who.asker(may_wait=order.options.may_wait),
                 on_queued=lambda position, eta_ms: outbox.put("queued", pb.Queued(position=position, eta_ms=eta_ms)),
@@ -120,7 +129,7 @@ class Generator:
             timeline.granted()
             run.teleport = self._teleport(order, resident)  # by what is loaded now
             await run.compute(tasks, batch=self.limits.bounds.batch)
-        outbox.put("done", translate.done(resident.name, order.options, run.made, timeline))
+            timeline.computed()
 
     def _teleport(self, order: Order, resident: Resident) -> Teleport | None:
         """Return what the caches may know; None without teleport, and while nobody knows what will be loaded."""

@@ -52,7 +52,8 @@ class Operations(operations.Operations[Served, Resident]):
         is_idle = seat.active == 0 and seat.used_s > 0
         idle_ms = round((self._clock_now.monotonic() - seat.used_s) * 1000) if is_idle else None
         status = translate.status(resident, active=seat.active, idle_ms=idle_ms)
-        status.leased_mib = seat.need_mib if resident.claim is not None else 0
+        if resident.claim is not None and resident.claim.lease_id:
+            status.lease_id, status.leased_mib = resident.claim.lease_id, seat.need_mib
         return status
 
     def teleport(self) -> pb.TeleportStatus:

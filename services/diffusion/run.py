@@ -53,7 +53,7 @@ class Tally:
 
 
 class Run:
-    """Makes a request's pictures. `teleport`: None without."""
+    """Makes a request's pictures with `resident`. `teleport`: None without."""
 
     def __init__(
         self, order: Order, resident: Resident, teleport: Teleport | None, outbox: Outbox, clock: Clock
@@ -61,7 +61,7 @@ class Run:
         self.made = Tally()
         self.teleport = teleport
         self._order = order
-        self._resident = resident
+        self.resident = resident
         self._outbox = outbox
         self._clock = clock
         self._chosen_seed = secrets.randbelow(_SEEDS)
@@ -109,7 +109,7 @@ class Run:
                 continue
             sink = Sink(self._outbox, tasks, self._order.options.encoding, self._clock, first=first)
             replay = self.teleport.replay(first) if self.teleport is not None else None
-            result = await self._resident.engine.run(self._job(first, count, replay), sink)
+            result = await self.resident.engine.run(self._job(first, count, replay), sink)
             sink.is_over = True
             if self.teleport is not None:
                 self.teleport.keep(first, result)
@@ -137,7 +137,7 @@ class Run:
         options, teleport = self._order.options, self.teleport
         encoding = options.encoding
         facts = Facts(
-            self._resident.name, self._seed + place, picture.width, picture.height, made.sampler, made.scheduler
+            self.resident.name, self._seed + place, picture.width, picture.height, made.sampler, made.scheduler
         )
         text = parameters(options, facts) if encoding.embeds else ""
         data = await asyncio.to_thread(pictures.encode, picture, encoding, text)

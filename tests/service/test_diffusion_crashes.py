@@ -105,6 +105,7 @@ def test_a_crash_leaves_no_permit_and_no_lease_and_unloading_gives_all_back(star
             call = await at_work(stub)
             (lease,) = await pair.leases()
             assert lease.tenant == "diffusion"
+            assert (await pair.engines())["tiny-image"].lease_id == lease.lease_id
             os.kill((await pair.engines())["tiny-image"].host_pid, signal.SIGKILL)
             assert (await refusal(call)).reason is Reason.ENGINE_FAILED
             assert len(await made(stub)) == 1

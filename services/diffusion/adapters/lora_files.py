@@ -7,7 +7,9 @@ is given the copy, which is named by its content.
 
 import hashlib
 import os
+import shutil
 import stat
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -37,12 +39,17 @@ class LoraFile:
 
 
 class LoraFiles:
-    """Adapters below `folder`, None for none; `copies`: where the engine reads them."""
+    """Adapters below `folder`, None for none; `copies`: where the engine reads them, for this process alone.
+
+    May be used by several threads at once.
+    """
 
     def __init__(self, folder: Path | None, copies: Path) -> None:
         self._folder = folder
         self._copies = copies
         self._known: OrderedDict[_Identity, str] = OrderedDict()
+        self._lock = threading.Lock()
+        shutil.rmtree(copies, ignore_errors=True)  # of a former process
 
     @property
     def has_folder(self) -> bool:
@@ -55,7 +62,7 @@ class LoraFiles:
 
     def _found(self, name: LoraName) -> LoraFile:
         try:
-            with self._opened(name) as file:
+            with self._opened(name) as file, self._lock:
                 digest, path = self._copied(file)
         except HeaderError as error:
             message = f"'{name.field}' is no adapter that can be used: {error}"

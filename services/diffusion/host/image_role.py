@@ -1,6 +1,7 @@
 """The host of an image model: loads it, then makes pictures one job after the other."""
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.diffusion.core.wire import (
@@ -108,6 +109,9 @@ class Painter:
     def _generate(self, job: Generate, watch: Watch | None, began_s: float) -> Made | Failed:
         from services.diffusion.host import sd  # noqa: PLC0415 - see serve_images
 
+        missing = [path for path, _ in job.loras if not Path(path).exists()]
+        if missing:  # the engine would go on without saying so
+            return self._failed(job, f"{len(missing)} of the adapters are not there any more")
         previews = [0] * job.count
 
         def stepped(phase: str, index: int, step: int, steps: int) -> None:

@@ -72,6 +72,7 @@ class BrokerLeases:
             yield
             return
         self._held[claim] = lease
+        claim.lease_id = lease.lease_id
         _log.info("memory charged", model=want.model, size_mib=lease.size_mib, device=lease.device)
         keeper = self._owner.start(self._keep(lease, want, claim), name=f"lease of {want.model}")
         try:
@@ -106,6 +107,7 @@ class BrokerLeases:
             pid = claim.pid()
             try:
                 await self._broker.renew(lease, want, pid)
+                claim.lease_id = lease.lease_id  # another one when the broker had lost it
             except DeniedError as denied:
                 lease.failures += 1
                 claim.on_lost(denied.message)

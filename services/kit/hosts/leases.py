@@ -26,13 +26,14 @@ class NoRoomError(Exception):
 class Claim:
     """A lease as who lives on it sees it. `pid`: asked for the process that allocates; `on_lost`: told when it is over too early.
 
-    `end`, `reclaim_id`: what is said when it is given back. `news`: set when there is something to tell the broker now.
+    `end`, `reclaim_id`: what is said when it is given back. `lease_id`: of the broker's, empty without one. `news`: set when there is something to tell the broker now.
     """
 
     pid: Callable[[], int | None]
     on_lost: Callable[[str], None]
     end: End = End.DONE
     reclaim_id: str = ""
+    lease_id: str = ""
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
 

@@ -169,3 +169,18 @@ def test_without_a_folder_the_refusal_names_the_setting():
         check_loras([AskedLora("a")], has_folder=False, is_operator=True)
     assert caught.value.reason is Reason.UNSUPPORTED
     assert "OMNISERVE_LORA_DIR" in caught.value.message
+
+
+def test_copies_of_a_former_process_are_gone(folder, tmp_path):
+    copies = tmp_path / "copies"
+    (first,) = LoraFiles(folder, copies).find(named(AskedLora("plain")))
+    LoraFiles(folder, copies)
+    assert not Path(first.path).exists()
+
+
+def test_only_so_many_copies_are_kept(files, folder, tmp_path):
+    for number in range(40):
+        (folder / "plain.safetensors").write_bytes(lora(number))
+        (found,) = files.find(named(AskedLora("plain")))
+        assert Path(found.path).exists()
+    assert len(list((tmp_path / "copies").iterdir())) <= 32
