@@ -63,6 +63,10 @@ async def works_again(stub) -> None:
             await asyncio.sleep(0.5)
 
 
+def _narrowed(name: str, tensor):
+    return np.ascontiguousarray(tensor[:, :-4]) if name.endswith("lora_down.weight") else tensor
+
+
 def test_damaged_files_are_clean_errors_and_a_mended_one_serves(start_diffusion, image_models, tmp_path):
     path = tmp_path / f"{NAME}.safetensors"
     whole = image_models.diffusion.read_bytes()
@@ -97,7 +101,7 @@ def test_damaged_files_are_clean_errors_and_a_mended_one_serves(start_diffusion,
         asyncio.run(scenario(pair))
 
 
-def test_a_crash_leaves_no_permit_and_no_lease_and_unloading_gives_all_back(start_diffusion):
+def test_a_crash_leaves_no_permit_and_no_lease_and_unloading_gives_all_back(start_diffusion, tmp_path):
     async def scenario(pair) -> None:
         async with pair.channel() as channel:
             stub = diffusion_pb2_grpc.DiffusionServiceStub(channel)
@@ -108,6 +112,13 @@ def test_a_crash_leaves_no_permit_and_no_lease_and_unloading_gives_all_back(star
             assert (await pair.engines())["tiny-image"].lease_id == lease.lease_id
             os.kill((await pair.engines())["tiny-image"].host_pid, signal.SIGKILL)
             assert (await refusal(call)).reason is Reason.ENGINE_FAILED
+            assert len(await made(stub)) == 1
+            # An adapter whose shapes are wrong aborts the engine.
+            narrow = tmp_path / "narrow.safetensors"
+            tensors = load_file(pair.models.lora)
+            save_file({name: _narrowed(name, each) for name, each in tensors.items()}, narrow)
+            broken = asked(loras=[pb.Lora(path=str(narrow))])
+            assert (await refusal(stub.GenerateImage(broken, timeout=LIMIT_S))).reason is Reason.ENGINE_FAILED
             assert len(await made(stub)) == 1
             await pair.idle()
             await admin.UnloadModel(pb.UnloadModelRequest(), timeout=LIMIT_S)

@@ -8,6 +8,7 @@ import signal
 import grpc
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 
 from omniserve.diffusion.v1 import diffusion_pb2 as pb
 from omniserve.diffusion.v1 import diffusion_pb2_grpc
@@ -140,6 +141,14 @@ async def test_an_adapter_changes_its_request_alone(stub, pair):
     assert adapted.image.data != before.image.data
     assert operators.image.data == adapted.image.data
     assert after.image.data == before.image.data
+
+
+async def test_an_adapter_for_another_model_is_refused_instead_of_passed_over(stub, pair, tmp_path):
+    other = tmp_path / "other.safetensors"
+    renamed = {name.replace("blocks_0", "blocks_77"): each for name, each in load_file(pair.models.lora).items()}
+    save_file(renamed, other)
+    error = await refusal(stub.GenerateImage(asked(loras=[pb.Lora(path=str(other))]), timeout=LIMIT_S))
+    assert (error.reason, error.field) == (Reason.UNSUPPORTED, "options.loras[0]")
 
 
 async def test_an_edit_starts_from_its_picture_and_a_mask_keeps_what_it_does_not_paint(stub):

@@ -172,6 +172,8 @@ class Engine:
             self.counters.cancelled += 1
             await self._end(work)
             raise
+        if isinstance(outcome, Failed) and outcome.field:
+            raise DomainError(Reason.UNSUPPORTED, outcome.message, field=outcome.field)
         if isinstance(outcome, Failed):
             raise _failed(f"the engine made no picture: {outcome.message}")
         self._count(message, outcome)

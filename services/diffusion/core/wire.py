@@ -181,11 +181,15 @@ class Made(msgspec.Struct, frozen=True, array_like=True, tag="made"):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The end of a job without pictures, although the host serves on. `cancelled`: as it was asked for."""
+    """The end of a job without pictures, although the host serves on. `cancelled`: as it was asked for.
+
+    `field`: what in the request is at fault, by its path in the contract; empty when nothing is.
+    """
 
     job: int
     message: str
     cancelled: bool = False
+    field: str = ""
 
 
 ToHost = ImageConfig | UpscalerConfig | Generate | Upscale | Cancel

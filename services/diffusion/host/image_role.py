@@ -122,14 +122,21 @@ class Painter:
                 previews[index] += 1
                 self._pipe.send(Preview(job.job, index, step, self._put(picture)))
 
+        watcher = sd.Watcher(stepped, previewed)
         try:
-            found = self._model.generate(job, self._inputs(job), sd.Watcher(stepped, previewed))
+            found = self._model.generate(job, self._inputs(job), watcher)
         except sd.EngineError as error:
             if watch is not None and watch.misfit:
                 return self._failed(job, "what was to be replayed is of another size")
             return self._failed(job, str(error))
         finally:
             sd.forget_memory()
+        for place, (path, _) in enumerate(job.loras):
+            if watcher.applied.get(path) == 0:  # the engine goes on without a word
+                field = f"options.loras[{place}]"
+                return Failed(
+                    job.job, f"'{field}' is an adapter for another model: no part of it fits this one", field=field
+                )
         sampler, scheduler = self._model.chosen(job.sampling.sampler, job.sampling.scheduler)
         return Made(
             job.job,

@@ -24,6 +24,7 @@ _WARNING: Final = 2
 _PROJECTED: Final = 1
 _BY_SMALL_DECODER: Final = 2
 _BATCH: Final = re.compile(r"generating image: (\d+)/")
+_APPLIED: Final = re.compile(r"\((\d+) / \d+\) LoRA tensors have been applied, lora_file_path = (.+)")
 _BACKEND: Final = re.compile(r"[Uu]sing (\w+) backend")
 _library = c_api._lib  # noqa: SLF001 - the binding declares not all functions
 _libc = ctypes.CDLL(None)
@@ -48,7 +49,10 @@ class Picture:
 
 
 class Watcher:
-    """Hears what the engine does. `on_step`: phase, picture's place, steps done, steps in all; `on_preview`: place, step, picture."""
+    """Hears what the engine does. `on_step`: phase, picture's place, steps done, steps in all; `on_preview`: place, step, picture.
+
+    `applied`: how many tensors of each adapter found their place in the model.
+    """
 
     def __init__(
         self,
@@ -59,11 +63,14 @@ class Watcher:
         self._on_preview = on_preview
         self._phase = "conditioning"
         self._index = 0
+        self.applied: dict[str, int] = {}
 
     def logged(self, text: str) -> None:
         """Learn from the log which part of its work the engine is at: nothing else tells."""
         if (found := _BATCH.search(text)) is not None:
             self._phase, self._index = "denoising", int(found.group(1)) - 1
+        elif (found := _APPLIED.search(text)) is not None:
+            self.applied[found.group(2)] = max(int(found.group(1)), self.applied.get(found.group(2), 0))
         elif text.startswith("decoding "):
             self._phase, self._index = "decoding", 0
             self._on_step("decoding", 0, 0, 1)
