@@ -86,9 +86,9 @@ def test_a_bad_request_carries_its_reason_and_field(channel):
 
 def test_pictures_are_reached_natively_and_without_a_model_the_setting_is_named(channel):
     stub = diffusion_pb2_grpc.DiffusionServiceStub(channel)
-    kinds = {model.kind for model in stub.ListModels(diffusion_pb2.ListModelsRequest(), timeout=30).models}
+    kinds = {model.kind for model in stub.ListModels(diffusion_pb2.ListModelsRequest(), timeout=120).models}
     assert diffusion_pb2.MODEL_KIND_IMAGE not in kinds
     with pytest.raises(grpc.RpcError) as refused:
-        list(stub.GenerateImage(diffusion_pb2.GenerateImageRequest(prompt="a cat"), timeout=30))
+        list(stub.GenerateImage(diffusion_pb2.GenerateImageRequest(prompt="a cat"), timeout=120))
     assert refused.value.code() == grpc.StatusCode.NOT_FOUND
     assert "OMNISERVE_SD_MODEL" in refused.value.details()
