@@ -14,7 +14,7 @@ from deploy.plan import TOKENS, Plan, Service, tie
 from deploy.programs import supervisord_configuration
 from services.kit.tokens import ensure_token
 
-_POLL_S = 0.1
+_POLL_S = 0.25  # each look at the facade has it ask every service, which takes from what they start with
 _FAILED_STARTS = 3
 _TAIL_LINES = 15
 
