@@ -24,6 +24,7 @@ def proxied(tmp_path_factory, make_mesh, free_ports, wait_until):
     patience = {
         "OMNISERVE_EDGE_HOLD_S": "110",
         "OMNISERVE_FACADE_PEER_WAIT_S": "110",
+        "OMNISERVE_LLM_LOAD_WAIT_S": "110",
         "OMNISERVE_DRAIN_GRACE_S": "30",
     }
     settings = {"OMNISERVE_SLOTS": str(SLOTS), **patience}

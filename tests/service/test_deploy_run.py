@@ -19,6 +19,7 @@ def launch(tmp_path, free_ports):
         *edge,
         "ADMISSION_LISTEN",
         "ADMISSION_CHECKS_LISTEN",
+        "VRAM_LISTEN",
         "RELAY_LISTEN",
         "LLM_LISTEN",
         "DIFFUSION_LISTEN",
