@@ -108,8 +108,9 @@ check: setup ## Lint, types, import contracts, proto lint.
 	$(BIN)/buf lint
 	$(BIN)/shellcheck $(SHELL_FILES)
 
-# How many processes run the tests beside each other, file by file; 0: this one, one test after another.
-TEST_PROCESSES ?= 0
+# How many processes run the tests beside each other, file by file; 0: this one, one test after another. Much of a test is the
+# start of services and waiting for them, which leaves half of a machine idle.
+TEST_PROCESSES ?= 2
 
 # Tests start services hundreds of times, which is quicker when Python keeps what it compiled, whatever the caller prefers.
 test: export PYTHONDONTWRITEBYTECODE :=
