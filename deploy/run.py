@@ -201,9 +201,9 @@ def _invite(plan: Plan, *, foreground: bool) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = {"model": _first_model(plan), "messages": question, "temperature": 0}
     _say(f"\nThe mesh is ready: {door} (operator: http://127.0.0.1:{plan.edge.operator_port}; logs: {plan.paths.logs})")
-    _say(f"Try:\n  curl {door}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{json.dumps(body)}'")
     if not any(plan.environ.get(name) for name in _PICTURE_MODELS):
         _say(_NO_PICTURES)
+    _say(f"Try:\n  curl {door}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{json.dumps(body)}'")
     _say("Ctrl-C drains and stops." if foreground else "`make down` drains and stops, `make logs` follows the logs.")
 
 
