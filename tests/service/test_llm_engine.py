@@ -353,7 +353,7 @@ def test_one_candidate_is_the_greedy_one(driver: Driver) -> None:
 
 
 def test_two_hundred_requests_cancelled_anywhere_leave_nothing(model: Model) -> None:
-    driver = make(model, cells=4096)  # too few for the long ones, which take more than one batch each
+    driver = make(model, cells=4096, batch=128)  # too few cells for all; most prompts take several steps
     chance = Random(5)
     open_requests: list[int] = []
     submitted = 0
