@@ -115,7 +115,8 @@ def test_the_command_line_moves_models(mesh):
     done = omniserve(mesh, "models", "load", "gpt-4o")
     assert " ready " in done.stdout
     listed = json.loads(omniserve(mesh, "models", "list", "--json").stdout)
-    assert {each["id"] for each in listed if each["omniserve"]["memory_mib"] > 100} == {*OURS}
+    # Models of pictures tell no memory.
+    assert {each["id"] for each in listed if each["omniserve"].get("memory_mib", 0) > 100} == {*OURS}
     done = omniserve(mesh, "models", "swap", "../omniserve.yaml")
     assert done.returncode == 1
     assert "leads out of it" in done.stderr
