@@ -23,14 +23,14 @@ from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from httpx._transports import default as transports
 
 from deploy.control import NotRunningError, Process, Supervisor
-from tests.fixtures.parallel import arrange, calm_openmp, own_ports, restore_interrupt, turn
+from tests.fixtures.parallel import arrange, calm_openmp, own_ports, restore_signals, turn
 
 # Continuous integration judges a commit, so the same commit gets the same examples; everybody else explores.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
 
-restore_interrupt()
+restore_signals()
 calm_openmp()
 
 # A client of httpx or of an official SDK reads the authorities of the whole web, which takes longer than most requests here,

@@ -265,7 +265,9 @@ async def test_what_only_looks_like_a_trace_is_not_taken_out_of_a_head(callouts)
     assert not served.known
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(cuts=st.lists(st.integers(1, 200), max_size=12))
 async def test_it_does_not_matter_how_the_bytes_are_cut(callouts, cuts: list[int]):
     said = PREFACE + SETTINGS + frame(1, 0x4, 1, HEAD) + frame(0, 0x1, 1, QUESTION)
