@@ -27,13 +27,7 @@ def model_object(model: llm_pb2.Model) -> dict[str, Any]:
         details["failure"] = model.failure
     if model.HasField("embedding_dimensions"):
         details["embedding_dimensions"] = model.embedding_dimensions
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created_unix_s,
-        "owned_by": "omniserve",
-        "omniserve": details,
-    }
+    return _entry(model, details)
 
 
 def picture_model_object(model: diffusion_pb2.Model) -> dict[str, Any]:
@@ -52,13 +46,7 @@ def picture_model_object(model: diffusion_pb2.Model) -> dict[str, Any]:
     for name in _WHERE_KNOWN:
         if model.HasField(name):
             details[name] = getattr(model, name)
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created_unix_s,
-        "owned_by": "omniserve",
-        "omniserve": details,
-    }
+    return _entry(model, details)
 
 
 _WHERE_KNOWN: Final = (
@@ -69,6 +57,17 @@ _WHERE_KNOWN: Final = (
     "default_guidance",
     "factor",
 )
+
+
+def _entry(model: llm_pb2.Model | diffusion_pb2.Model, details: dict[str, Any]) -> dict[str, Any]:
+    """Return OpenAI's object of a model."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_unix_s,
+        "owned_by": "omniserve",
+        "omniserve": details,
+    }
 
 
 def _word(name: str, prefix: str) -> str:
