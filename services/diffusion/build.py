@@ -86,9 +86,9 @@ def build(
 def host_environment() -> dict[str, str]:
     """Return what a host's environment has beyond ours.
 
-    An engine that aborts does so at once, without starting a debugger first. numpy's own threads would compete with the engine's. Those sleep at barriers, unless the owner of the box has decided it
-    with OpenMP's own variables: generations are bursts on cores that other services use too, and spinning costs them more
-    than it saves.
+    An engine that aborts does so at once, without starting a debugger first. numpy's own threads would compete with the
+    engine's. Those sleep at barriers, unless the owner of the box has decided it with OpenMP's own variables: generations
+    are bursts on cores that other services use too, and spinning costs them more than it saves.
     """
     ours = {"OPENBLAS_NUM_THREADS": "1", "GGML_NO_BACKTRACE": "1"}
     return ours if _OPENMP & os.environ.keys() else {**ours, "OMP_WAIT_POLICY": "passive"}

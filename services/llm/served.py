@@ -1,7 +1,6 @@
 """The models that the settings ask for: each with everything that is decided before it is loaded."""
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -402,15 +401,3 @@ def engine_config(settings: LlmSettings, file: ModelFile) -> EngineConfig:
             probe=settings.spec_probe,
         ),
     )
-
-
-def host_environment(settings: LlmSettings) -> dict[str, str]:
-    """Return what a host's environment has beyond ours.
-
-    numpy's own threads would compete with the engine's. How long those spin is decided here unless the owner of the box
-    has decided it with OpenMP's own variables.
-    """
-    ours = {"OPENBLAS_NUM_THREADS": "1"}
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        ours["GOMP_SPINCOUNT"] = str(settings.spin)
-    return ours

@@ -23,9 +23,8 @@ def build(library: Path = LIBRARY) -> Path:
     if shutil.which(compiler) is None:
         raise FileNotFoundError(f"there is no C++ compiler {compiler!r}")
     library.parent.mkdir(parents=True, exist_ok=True)
-    part = library.with_name(
-        f"{library.name}.{os.getpid()}"
-    )  # whoever loads it meanwhile sees all of it or the former one
+    # Whoever loads it meanwhile sees all of it, or the former one.
+    part = library.with_name(f"{library.name}.{os.getpid()}")
     subprocess.run([compiler, *_FLAGS, "-fvisibility-inlines-hidden", "-o", part, SOURCE], check=True)
     part.replace(library)
     return library
