@@ -62,6 +62,11 @@ def _lines(services: Mapping[str, Json]) -> Iterator[str]:
     for family in _VRAM:
         if family.name in vram:
             yield from _family(family, vram[family.name])
+    engines = services.get("llm", {}).get("engines", [])
+    if engines:
+        told = "1 while a model's weights are on the CPU, or fewer on the device, against the settings."
+        degraded = any(each.get("placement", {}).get("degraded", False) for each in engines)
+        yield from _family(_Family("omniserve_gpu_degraded", told), degraded)
     yield from _pictures(services.get("diffusion", {}))
 
 

@@ -6,6 +6,7 @@ from omniserve.llm.v1 import llm_pb2 as pb
 from services.kit.errors import DomainError, Reason
 from services.llm.core.embed_wire import EmbedCounters
 from services.llm.core.embedding import EmbedWork, Input, RerankWork, Vectors
+from services.llm.core.tuning import profile_of
 from services.llm.embed import Embedded, Reranked
 from services.llm.resident import Resident
 from services.llm.translate import STATES
@@ -94,7 +95,7 @@ def status(found: Resident, now: EmbedCounters) -> pb.EngineStatus:
         )
         answer.tune.MergeFrom(
             pb.Tune(
-                profile="cpu" if ready.gpu_layers == 0 else "",
+                profile=profile_of(ready.device).name,
                 batch_tokens=ready.batch_tokens,
                 ubatch_tokens=ready.batch_tokens,
                 threads=ready.threads,

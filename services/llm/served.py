@@ -15,6 +15,7 @@ from services.llm.adapters.model_file import ModelFile, ModelFileError
 from services.llm.core.catalogue import Entry, Kind, entry, repeated
 from services.llm.core.embed_wire import EmbedConfig
 from services.llm.core.memory import MIB, lease_mib, need_mib, scratch_mib
+from services.llm.core.tuning import largest_kv_type, largest_ubatch_tokens
 from services.llm.core.wire import EngineConfig, Sampling, SpeculationRules, TextConfig
 from services.llm.sections import ModelSection, ModelsSection
 from services.llm.settings import LlmSettings
@@ -86,7 +87,11 @@ class Served:
         """Return how much memory to lease: files, cache and what a step needs, or as much as it was seen to take."""
         config = self.engine
         makes_vectors = isinstance(config, EmbedConfig)
-        step_tokens = config.batch_tokens if isinstance(config, EmbedConfig) else config.ubatch_tokens
+        step_tokens = (
+            config.batch_tokens
+            if isinstance(config, EmbedConfig)
+            else largest_ubatch_tokens(config.tuning, on_host=on_host)
+        )
         share = 1.0
         if not on_host and config.gpu_layers is not None and config.layers > 0:
             share = min(1.0, config.gpu_layers / config.layers) if config.gpu_layers > 0 else 1.0
@@ -109,7 +114,8 @@ class Served:
         if isinstance(self.engine, EmbedConfig):
             return -(-size // MIB)
         config = self.engine
-        return need_mib(self.file.header, file_bytes=size, cells=config.context_cells, kv_type=config.kv_type)
+        kv_type = largest_kv_type(config.tuning)
+        return need_mib(self.file.header, file_bytes=size, cells=config.context_cells, kv_type=kv_type)
 
     @property
     def developer_role(self) -> bool:
@@ -380,14 +386,11 @@ def engine_config(settings: LlmSettings, file: ModelFile) -> EngineConfig:
         context_tokens=settings.request_ctx,
         slots=settings.contexts,
         warm_sequences=settings.warm_prefixes,
-        batch_tokens=settings.batch,
-        ubatch_tokens=settings.ubatch,
+        tuning=settings.tuning(),
         threads=settings.compute_threads(),
         gpu_layers=None if settings.ngl == "auto" else settings.ngl,
         keep_free_mib=settings.ngl_auto_keep_free_mb,
         allow_cpu_fallback=settings.allow_cpu_fallback,
-        kv_type=settings.kv_type,
-        flash_attention=settings.flash_attention(),
         stall_s=settings.stall_ms / 1000,
         stall_ratio=settings.stall_ratio,
         flush_s=settings.flush_ms / 1000,

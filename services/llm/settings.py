@@ -1,19 +1,21 @@
 """Settings of llm: every knob once."""
 
 from pathlib import Path
-from typing import ClassVar, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 import psutil
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from services.kit.config import config_knob
 from services.kit.settings import Address, MeshSettings, knob
+from services.llm.core.wire import Tuning
 
 # The default model's template begins every chat with a line about its maker that leads the 4-bit weights astray: of
 # twelve simple questions nine are answered right with it, twelve with this, in llama-server as well as here.
 DEFAULT_MODEL_SYSTEM: Final = "Answer questions correctly."
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
+StepTokens = Annotated[int, Field(ge=32, le=16384)]
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 
 
@@ -80,23 +82,24 @@ class LlmSettings(MeshSettings):
         unit="MiB",
         ge=0,
     )
-    batch: int = knob(
-        2048,
-        "Most tokens computed in one step. A prompt that is read in alone takes the next setting's number in each.",
+    batch: Literal["auto"] | StepTokens = knob(
+        "auto",
+        "Most tokens computed in one step; auto as suits the device, 2048 on a CPU. A prompt that is read in alone takes the "
+        "next setting's number in each.",
         unit="tokens",
         aliases=("OMNISERVE_BATCH",),
-        ge=32,
-        le=16384,
     )
-    ubatch: int = knob(
-        512,
-        "Most tokens computed at once inside a step.",
+    ubatch: Literal["auto"] | StepTokens = knob(
+        "auto",
+        "Most tokens computed at once inside a step; auto as suits the device, 512 on a CPU.",
         unit="tokens",
         aliases=("OMNISERVE_UBATCH",),
-        ge=32,
-        le=16384,
     )
-    kv_type: KvType = knob("f16", "Number format of the KV cache.", aliases=("OMNISERVE_KV_TYPE",))
+    kv_type: Literal["auto"] | KvType = knob(
+        "auto",
+        "Number format of the KV cache; auto is q8_0 on devices of the profiles ada and ampere, else f16.",
+        aliases=("OMNISERVE_KV_TYPE",),
+    )
     flash_attn: Literal["auto", "on", "off"] = knob(
         "auto",
         "Flash attention; forced on for a quantised KV cache.",
@@ -267,7 +270,7 @@ class LlmSettings(MeshSettings):
         for base in self.coordinators:
             if not base.startswith(("http://", "https://")):
                 return f"OMNISERVE_LLM_COORDINATORS: {base!r} is no http:// or https:// address"
-        if self.batch < self.contexts:
+        if self.batch != "auto" and self.batch < self.contexts:
             return (
                 f"OMNISERVE_LLM_BATCH is {self.batch}, less than OMNISERVE_LLM_CONTEXTS, {self.contexts}: "
                 "a step could not take one token of each sequence"
@@ -299,6 +302,11 @@ class LlmSettings(MeshSettings):
         allowed = len(psutil.Process().cpu_affinity())
         return self.threads or max(1, min(psutil.cpu_count(logical=False) or allowed, allowed))
 
-    def flash_attention(self) -> str:
-        """Return the mode for llama.cpp: a quantised cache needs it."""
-        return self.flash_attn if self.kv_type in {"f32", "f16", "bf16"} else "on"
+    def tuning(self) -> Tuning:
+        """Return what was set of what a device's profile otherwise chooses."""
+        return Tuning(
+            batch_tokens=None if self.batch == "auto" else self.batch,
+            ubatch_tokens=None if self.ubatch == "auto" else self.ubatch,
+            kv_type="" if self.kv_type == "auto" else self.kv_type,
+            flash_attention=self.flash_attn,
+        )

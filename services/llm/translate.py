@@ -271,7 +271,7 @@ def status(resident: Resident, now: Counters) -> pb.EngineStatus:
         cancelled_total=total.cancelled,
         crashes_total=report.crashes,
         placement=_placement(report.ready, config),
-        tune=_tune(report.ready, config, now),
+        tune=_tune(report.ready, now),
         decode_ms_total=total.decode_us // 1000,
         stuck=report.stuck,
         stored_prefix_mib=now.stored_bytes // MIB,
@@ -284,22 +284,24 @@ def status(resident: Resident, now: Counters) -> pb.EngineStatus:
 def _placement(ready: Ready | None, config: EngineConfig) -> pb.Placement:
     asked = config.gpu_layers if config.gpu_layers is not None and config.gpu_layers >= 0 else None
     if ready is None:
-        return pb.Placement(kv_type=config.kv_type, gpu_layers_asked=asked)
+        return pb.Placement(kv_type=config.tuning.kv_type, gpu_layers_asked=asked)
     return pb.Placement(
         device=ready.device,
         gpu_layers=ready.gpu_layers,
         gpu_layers_asked=asked,
-        kv_type=config.kv_type,
+        kv_type=ready.kv_type,
         degraded=ready.degraded,
         reason=ready.reason,
     )
 
 
-def _tune(ready: Ready | None, config: EngineConfig, now: Counters) -> pb.Tune:
+def _tune(ready: Ready | None, now: Counters) -> pb.Tune | None:
+    if ready is None:
+        return None
     return pb.Tune(
-        profile="cpu" if ready is None or ready.gpu_layers == 0 else "",
-        batch_tokens=config.batch_tokens,
-        ubatch_tokens=min(config.ubatch_tokens, config.batch_tokens),
+        profile=ready.profile,
+        batch_tokens=ready.batch_tokens,
+        ubatch_tokens=ready.ubatch_tokens,
         threads=now.threads,
-        flash_attention=ready is not None and ready.flash_attention,
+        flash_attention=ready.flash_attention,
     )

@@ -102,6 +102,19 @@ class SpeculationRules(msgspec.Struct, frozen=True, array_like=True):
 # ---- service -> engine host ----------------------------------------------------------------------------------
 
 
+class Tuning(msgspec.Struct, frozen=True, array_like=True):
+    """What was set of what a device's profile otherwise chooses; None, and an empty type of the cache, leave it to that.
+
+    `batch_tokens`: most tokens in one step; `ubatch_tokens`: most of them computed at once.
+    `flash_attention`: auto, on or off.
+    """
+
+    batch_tokens: int | None = None
+    ubatch_tokens: int | None = None
+    kv_type: str = ""
+    flash_attention: str = "auto"
+
+
 class EngineConfig(msgspec.Struct, frozen=True, array_like=True, tag="config"):
     """First message: what to load and how to run it. `gpu_layers`: None is automatic, negative is all.
 
@@ -115,14 +128,11 @@ class EngineConfig(msgspec.Struct, frozen=True, array_like=True, tag="config"):
     context_tokens: int
     slots: int
     warm_sequences: int
-    batch_tokens: int
-    ubatch_tokens: int
+    tuning: Tuning
     threads: int
     gpu_layers: int | None
     keep_free_mib: int
     allow_cpu_fallback: bool
-    kv_type: str
-    flash_attention: str
     stall_s: float
     stall_ratio: float
     flush_s: float
@@ -174,7 +184,7 @@ class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The model serves. `context_tokens`: most tokens of one request."""
+    """The model serves. `context_tokens`: most tokens of one request. `profile`: what chose how it runs where nothing was set."""
 
     context_tokens: int
     kv_cells: int
@@ -184,6 +194,10 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     reason: str
     shares_prefixes: bool
     flash_attention: bool
+    profile: str
+    batch_tokens: int
+    ubatch_tokens: int
+    kv_type: str
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):

@@ -125,6 +125,8 @@ class Context:
         self.cells: int = api.llama_n_ctx(self._pointer)
         self.flash_attention = any("FLASH_ATTN_EXT" in line for line in log.lines)
         self.threads = threads
+        self.batch_tokens = batch_tokens
+        self.ubatch_tokens = params.n_ubatch
         # llama.cpp asks after every operation whether to abort. A Python callback would need the interpreter's lock
         # hundreds of times per step, so the question is put to C: strlen of this buffer is 0 (go on) or 1 (abort).
         self._abort = ctypes.create_string_buffer(2)

@@ -44,7 +44,7 @@ class Engine:
         self._suppressed = model.vocabulary.suppressed()
         self._alphabet = Alphabet(model.vocabulary, self._ends)
         self._scratch = Scratch(model.vocabulary.size)
-        self._batch = Batch(config.batch_tokens)
+        self._batch = Batch(context.batch_tokens)
         self._adapters = Adapters(model, context, config.loras)
         self._turns = Turns()
         self._counters = Counters(threads=config.threads)
@@ -58,7 +58,9 @@ class Engine:
             speculation=config.speculation,
             stored_bytes=config.stored_prefix_bytes,
         )
-        self._limits = planner.StepLimits(config.batch_tokens, config.ubatch_tokens, config.stall_s, config.stall_ratio)
+        self._limits = planner.StepLimits(
+            context.batch_tokens, context.ubatch_tokens, config.stall_s, config.stall_ratio
+        )
         self._pace = planner.Pace()
         self._flush = FlushPolicy(config.flush_s)
         self._threads = config.threads

@@ -5,6 +5,7 @@ from services.kit.hosts.core.messages import LoadFailed
 from services.kit.hosts.pipe import Pipe
 from services.kit.hosts.serving import compute_and_listen, first
 from services.llm.core.placement import Placed, PlacementError
+from services.llm.core.tuning import Tuned, plainer, tune
 from services.llm.core.wire import EngineConfig, Ready, ToEngine
 from services.llm.host.context import Context
 from services.llm.host.engine import Engine
@@ -41,24 +42,44 @@ def _load(config: EngineConfig, pipe: Pipe) -> Engine:
         keep_free_mib=config.keep_free_mib,
         allow_cpu_fallback=config.allow_cpu_fallback,
     )
-    context = Context(
-        model,
-        cells=config.context_cells,
-        sequences=config.slots + config.warm_sequences,
-        batch_tokens=config.batch_tokens,
-        ubatch_tokens=config.ubatch_tokens,
-        threads=config.threads,
-        kv_type=config.kv_type,
-        flash_attention=config.flash_attention,
-    )
+    tuned, context = _tuned_context(config, model, device=placed.device)
     engine = Engine(config, model, context, pipe.send)
     stop_listening()
     engine.warm_up()
-    pipe.send(_ready(config, model, context, placed))
+    pipe.send(_ready(config, model, context, placed, tuned))
     return engine
 
 
-def _ready(config: EngineConfig, model: Model, context: Context, placed: Placed) -> Ready:
+def _tuned_context(config: EngineConfig, model: Model, *, device: str) -> tuple[Tuned, Context]:
+    """Return a context as suits the device. Raises LlamaError.
+
+    Not every model's cache can be quantised: its heads must be a multiple of the blocks. Unless that was asked for, it is
+    done without then.
+    """
+    tuned = tune(config.tuning, device)
+    try:
+        return tuned, _context(config, model, tuned)
+    except LlamaError:
+        plain = plainer(tuned, config.tuning)
+        if plain is None:
+            raise
+        return plain, _context(config, model, plain)
+
+
+def _context(config: EngineConfig, model: Model, tuned: Tuned) -> Context:
+    return Context(
+        model,
+        cells=config.context_cells,
+        sequences=config.slots + config.warm_sequences,
+        batch_tokens=tuned.batch_tokens,
+        ubatch_tokens=tuned.ubatch_tokens,
+        threads=config.threads,
+        kv_type=tuned.kv_type,
+        flash_attention=tuned.flash_attention,
+    )
+
+
+def _ready(config: EngineConfig, model: Model, context: Context, placed: Placed, tuned: Tuned) -> Ready:
     layers = model.layers + 1 if placed.gpu_layers < 0 else placed.gpu_layers
     return Ready(
         context_tokens=min(
@@ -71,4 +92,8 @@ def _ready(config: EngineConfig, model: Model, context: Context, placed: Placed)
         reason=placed.reason,
         shares_prefixes=model.shares_prefixes,
         flash_attention=context.flash_attention,
+        profile=tuned.profile,
+        batch_tokens=tuned.batch_tokens,
+        ubatch_tokens=tuned.ubatch_tokens,
+        kv_type=tuned.kv_type,
     )

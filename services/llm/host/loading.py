@@ -5,8 +5,9 @@ from typing import Final
 
 from services.kit.hosts.core.messages import Loading
 from services.kit.hosts.pipe import Pipe
-from services.llm.core.placement import Placed, place
-from services.llm.host.llama import Model, gpus, start_backend
+from services.llm.core.placement import NO_DRIVER, Placed, checked, place
+from services.llm.host import driver
+from services.llm.host.llama import Model, gpus, log, start_backend
 
 _MIB: Final = 1024 * 1024
 
@@ -22,9 +23,11 @@ def load_model(
 ) -> tuple[Model, Placed]:
     """Load a model where it belongs, telling the progress. Raises LlamaError and PlacementError."""
     start_backend()
+    devices = gpus()
     placed = place(
         asked=gpu_layers,
-        gpus=gpus(),
+        gpus=devices,
+        driver=NO_DRIVER if devices or gpu_layers == 0 else driver.look(),
         model_bytes=Path(path).stat().st_size,
         layers=layers,
         keep_free_bytes=keep_free_mib * _MIB,
@@ -38,4 +41,6 @@ def load_model(
             told = int(done * 20)
             pipe.send(Loading(done))
 
-    return Model.load(path, gpu_layers=placed.gpu_layers, progress=progress), placed
+    log.lines.clear()
+    model = Model.load(path, gpu_layers=placed.gpu_layers, progress=progress)
+    return model, checked(placed, log.lines)

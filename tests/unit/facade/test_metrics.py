@@ -77,3 +77,10 @@ def test_pictures_are_counted_by_model_and_exact_caches_by_layer() -> None:
         'omniserve_teleport_misses_total{layer="result"}': "5",
         'omniserve_teleport_entries{layer="result"}': "4",
     }
+
+
+def test_a_model_that_is_elsewhere_than_asked_for_is_one_figure() -> None:
+    placed, fallen_back = {"placement": {"degraded": False}}, {"placement": {"degraded": True}}
+    assert "omniserve_gpu_degraded 0" in exposition({"llm": {"engines": [placed, {}]}})
+    assert "omniserve_gpu_degraded 1" in exposition({"llm": {"engines": [placed, fallen_back]}})
+    assert "gpu_degraded" not in exposition({"llm": {"engines": []}})

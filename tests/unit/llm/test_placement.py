@@ -1,14 +1,36 @@
 import pytest
 
-from services.llm.core.placement import ALL_LAYERS, Device, Placed, PlacementError, place
+from services.llm.core.placement import (
+    ALL_LAYERS,
+    NO_DRIVER,
+    Device,
+    DriverSight,
+    Placed,
+    PlacementError,
+    checked,
+    place,
+)
 
 GIB = 2**30
 CARD = Device("RTX", 10 * GIB, 12 * GIB)
 
 
-def decide(asked: int | None, gpus: list[Device], *, size: int = 4 * GIB, fallback: bool = False) -> Placed:
+def decide(
+    asked: int | None,
+    gpus: list[Device],
+    *,
+    size: int = 4 * GIB,
+    fallback: bool = False,
+    driver: DriverSight = NO_DRIVER,
+) -> Placed:
     return place(
-        asked=asked, gpus=gpus, model_bytes=size, layers=30, keep_free_bytes=2 * GIB, allow_cpu_fallback=fallback
+        asked=asked,
+        gpus=gpus,
+        driver=driver,
+        model_bytes=size,
+        layers=30,
+        keep_free_bytes=2 * GIB,
+        allow_cpu_fallback=fallback,
     )
 
 
@@ -44,3 +66,39 @@ def test_asked_layers_are_what_is_offloaded() -> None:
     assert decide(20, [CARD]) == Placed(20, "RTX")
     assert decide(99, [CARD]) == Placed(ALL_LAYERS, "RTX")
     assert decide(-1, [CARD]) == Placed(ALL_LAYERS, "RTX")
+
+
+def test_a_gpu_that_llama_cpp_cannot_use_makes_automatic_degraded() -> None:
+    placed = decide(None, [], driver=DriverSight(("NVIDIA L4",)))
+    assert (placed.gpu_layers, placed.device, placed.degraded) == (0, "cpu", True)
+    assert placed.reason == "the driver shows NVIDIA L4, and llama.cpp has no GPU backend here"
+    assert decide(0, [], driver=DriverSight(("NVIDIA L4",))) == Placed(0, "cpu"), "the CPU is what was asked for"
+
+
+def test_a_driver_that_does_not_tell_is_not_taken_for_none() -> None:
+    placed = decide(None, [], driver=DriverSight(trouble="NVIDIA's driver says Unknown Error"))
+    assert placed.degraded
+    assert "Unknown Error" in placed.reason
+
+
+def test_a_refusal_names_the_gpu_that_is_there() -> None:
+    with pytest.raises(PlacementError, match=r"all layers .* the driver shows NVIDIA L4, and llama.cpp has no GPU"):
+        decide(-1, [], driver=DriverSight(("NVIDIA L4",)))
+
+
+@pytest.mark.parametrize(
+    ("meant", "there", "layers", "device"),
+    [(ALL_LAYERS, 0, 0, "cpu"), (ALL_LAYERS, 12, 12, "RTX"), (20, 12, 12, "RTX")],
+)
+def test_fewer_layers_on_the_device_than_meant_are_degraded(meant: int, there: int, layers: int, device: str) -> None:
+    log = ["load_tensors: loading model tensors\n", f"load_tensors: offloaded {there}/31 layers to GPU\n"]
+    placed = checked(Placed(meant, "RTX"), log)
+    assert (placed.gpu_layers, placed.device, placed.degraded) == (layers, device, True)
+    assert f"put {there} there" in placed.reason
+
+
+def test_layers_where_they_were_meant_to_be_are_not_degraded() -> None:
+    log = ["load_tensors: offloaded 31/31 layers to GPU\n"]
+    for placed in (Placed(ALL_LAYERS, "RTX"), Placed(20, "RTX"), Placed(0, "cpu")):
+        assert checked(placed, log) == placed
+    assert checked(Placed(ALL_LAYERS, "RTX"), ["nothing about layers"]) == Placed(ALL_LAYERS, "RTX")

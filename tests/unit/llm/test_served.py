@@ -65,7 +65,7 @@ def test_a_model_takes_the_service_s_settings_where_it_has_none_of_its_own(tmp_p
     assert (second.sampling.temperature, second.sampling.top_p, second.sampling.top_k) == (0.2, 0.9, 5)
     engine = second.chat
     assert (engine.context_cells, engine.context_tokens, engine.slots, engine.warm_sequences) == (512, 300, 2, 1)
-    assert (engine.gpu_layers, engine.kv_type, engine.flash_attention, engine.threads) == (0, "q8_0", "on", 1)
+    assert (engine.gpu_layers, engine.tuning.kv_type, engine.threads) == (0, "q8_0", 1)
     assert second.context_tokens == 300
     assert (second.ttl_s, second.pinned, second.preload, second.system) == (60, True, True, "Be brief.")
     assert first.need_mib > second.need_mib, "a smaller cache of smaller numbers"

@@ -2,6 +2,7 @@ import pytest
 
 from services.kit.settings import SettingsError, load
 from services.llm.build import host_environment
+from services.llm.core.wire import Tuning
 from services.llm.settings import DEFAULT_MODEL_SYSTEM, LlmSettings
 
 
@@ -20,7 +21,13 @@ def test_the_names_of_the_c_gateway_still_work() -> None:
     }
     settings = load(LlmSettings, seeds)
     assert (settings.ngl, settings.contexts, settings.ctx, settings.batch, settings.ubatch) == (20, 4, 4096, 256, 128)
-    assert settings.flash_attention() == "on", "a quantised cache needs it"
+    assert settings.tuning() == Tuning(256, 128, "q8_0", "auto")
+
+
+def test_what_a_profile_chooses_is_left_to_it_and_its_bounds_hold_otherwise() -> None:
+    assert load(LlmSettings, {"OMNISERVE_UBATCH": "auto"}).tuning() == Tuning()
+    with pytest.raises(SettingsError, match="OMNISERVE_LLM_BATCH"):
+        load(LlmSettings, {"OMNISERVE_LLM_BATCH": "16"})
 
 
 def test_knobs_that_contradict_each_other_stop_the_start() -> None:
