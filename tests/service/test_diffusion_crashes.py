@@ -1,6 +1,7 @@
 """Everything that ends an engine: each is one clean error, the next request works, and no permit or lease is left."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -67,6 +68,14 @@ def _narrowed(name: str, tensor):
     return np.ascontiguousarray(tensor[:, :-4]) if name.endswith("lora_down.weight") else tensor
 
 
+def _without_a_type(whole: bytes) -> bytes:
+    """Return a safetensors file one of whose tensors does not say its type, which aborts the engine."""
+    size = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + size])
+    del next(each for name, each in header.items() if name != "__metadata__")["dtype"]
+    return whole[:8] + json.dumps(header).encode().ljust(size) + whole[8 + size :]
+
+
 def test_damaged_files_are_clean_errors_and_a_mended_one_serves(start_diffusion, image_models, tmp_path):
     path = tmp_path / f"{NAME}.safetensors"
     whole = image_models.diffusion.read_bytes()
@@ -87,17 +96,24 @@ def test_damaged_files_are_clean_errors_and_a_mended_one_serves(start_diffusion,
                 shutil.copyfile(other, path)
                 error = await refusal(stub.GenerateImage(asked(), timeout=LIMIT_S))
                 assert (error.reason, error.field) == (Reason.UNSUPPORTED, "model")
+            path.write_bytes(_without_a_type(whole))
+            error = await refusal(stub.GenerateImage(asked(), timeout=LIMIT_S))
+            assert (error.reason, error.field) == (Reason.UNSUPPORTED, "model")
+            assert await pair.leases() == []
             tensors = load_file(image_models.diffusion)
             narrow = "model.diffusion_model.txt_in.weight"
             tensors[narrow] = np.ascontiguousarray(tensors[narrow][:, :-8])
             save_file(tensors, path)
             error = await refusal(stub.GenerateImage(asked(), timeout=LIMIT_S))
             assert error.reason is Reason.ENGINE_FAILED
+            async with asyncio.timeout(LIMIT_S):
+                while await pair.leases():  # given back once the dead process's memory is seen to be free
+                    await asyncio.sleep(0.1)
             path.write_bytes(whole)
             await works_again(stub)
             await pair.idle()
 
-    with start_diffusion(OMNISERVE_SD_DIFFUSION_MODEL=str(path)) as pair:
+    with start_diffusion(with_vram=True, OMNISERVE_SD_DIFFUSION_MODEL=str(path)) as pair:
         asyncio.run(scenario(pair))
 
 
@@ -113,7 +129,14 @@ def test_a_crash_leaves_no_permit_and_no_lease_and_unloading_gives_all_back(star
             os.kill((await pair.engines())["tiny-image"].host_pid, signal.SIGKILL)
             assert (await refusal(call)).reason is Reason.ENGINE_FAILED
             assert len(await made(stub)) == 1
-            # An adapter whose shapes are wrong aborts the engine.
+            # A corrupt adapter never reaches the engine.
+            corrupt = tmp_path / "corrupt.safetensors"
+            for data in (b"", b"\xff" * 4096, pair.models.lora.read_bytes()[:-100]):
+                corrupt.write_bytes(data)
+                error = await refusal(stub.GenerateImage(asked(loras=[pb.Lora(path=str(corrupt))]), timeout=LIMIT_S))
+                assert (error.reason, error.field) == (Reason.UNSUPPORTED, "options.loras[0]")
+            assert (await pair.engines())["tiny-image"].crashes_total == 1
+            # One whose shapes are wrong aborts the engine.
             narrow = tmp_path / "narrow.safetensors"
             tensors = load_file(pair.models.lora)
             save_file({name: _narrowed(name, each) for name, each in tensors.items()}, narrow)
