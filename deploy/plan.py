@@ -132,6 +132,7 @@ def _environ(
     addresses["OMNISERVE_EDGE_ADMISSION_CHECKS_ADDRESS"] = _callable_address(checks)
     addresses["OMNISERVE_EDGE_ADDRESS"] = _callable_address(Listen(edge.operator_bind, edge.operator_port, ""))
     addresses["OMNISERVE_RELAY_MESH_LISTENER"] = _callable_address(Listen(edge.mesh_bind, edge.mesh_port, ""))
+    addresses["OMNISERVE_PUBLIC_BASE"] = f"http://{_callable_address(Listen(edge.bind, edge.port, ''))}"
     envoy = Path(sys.executable).with_name("envoy")
     path = os.pathsep.join([str(ROOT), str(ROOT / "protos" / "gen"), *filter(None, [environ.get("PYTHONPATH")])])
     defaults = {**addresses, "OMNISERVE_EDGE_ENVOY": str(envoy) if envoy.exists() else "envoy"}

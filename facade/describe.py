@@ -1,7 +1,7 @@
 """The published description of the API: parts of /openapi.json, and /docs as one page that needs nothing from elsewhere."""
 
 import html
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 Schema = Mapping[str, Any]
@@ -42,6 +42,28 @@ def path_parameter(name: str, sentence: str) -> dict[str, Any]:
     """Return the description of a part of the path."""
     schema = {"type": "string"}
     return {"parameters": [{"name": name, "in": "path", "required": True, "description": sentence, "schema": schema}]}
+
+
+def parameters(name: str, sentence: str, query: Schema) -> dict[str, Any]:
+    """Return the description of a part of the path and of the query."""
+    required = query.get("required", ())
+    found = [
+        {
+            "name": each,
+            "in": "query",
+            "required": each in required,
+            "description": schema.get("description", ""),
+            "schema": {key: value for key, value in schema.items() if key != "description"},
+        }
+        for each, schema in query["properties"].items()
+    ]
+    return {"parameters": [*path_parameter(name, sentence)["parameters"], *found]}
+
+
+def file_answers(media_types: Iterable[str]) -> dict[int | str, dict[str, Any]]:
+    """Return the description of a route that sends a file."""
+    content = {each: {"schema": {"type": "string", "format": "binary"}} for each in media_types}
+    return {**answers("the file"), 200: {"description": "The file.", "content": content}}
 
 
 def answers(what: str, *, streams: bool = False) -> dict[int | str, dict[str, Any]]:

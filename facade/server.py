@@ -16,6 +16,7 @@ from typing_extensions import override
 from facade.app import build_app
 from facade.holds import HoldCalls
 from facade.images import ImageCalls
+from facade.kept_pictures import KeptPictures
 from facade.memory import VramCalls
 from facade.peers import LlmCalls, Peers
 from facade.session import LlmSession
@@ -146,6 +147,7 @@ async def _wire(settings: FacadeSettings, owner: Owner, stack: AsyncExitStack) -
         session=session,
         llm=LlmCalls(channels["llm"], clock, **limits),
         images=ImageCalls(channels["diffusion"], clock, owner, **limits),
+        kept_pictures=KeptPictures(channels["jobs"], **limits),
         vram=VramCalls(channels["vram"], **limits),
         holds=HoldCalls(channels["admission"], **limits),
         peers=Peers(channels, clock, health_limit_s=settings.health_limit_s, status_budget_s=settings.status_budget_s),

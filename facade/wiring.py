@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from facade.holds import HoldCalls
 from facade.images import ImageCalls
+from facade.kept_pictures import KeptPictures
 from facade.memory import VramCalls
 from facade.peers import LlmCalls, Peers
 from facade.session import LlmSession
@@ -24,6 +25,7 @@ class Facade:
     session: LlmSession
     llm: LlmCalls
     images: ImageCalls
+    kept_pictures: KeptPictures
     vram: VramCalls
     holds: HoldCalls
     peers: Peers

@@ -115,12 +115,16 @@ class _Drawing:
                 owner=self._facade.owner,
                 request_id=principal.request_id,
             )
+        if call.as_urls:
+            await self._facade.kept_pictures.ready()  # nothing is drawn that could not be told
         whole = WholePictures(call.pictures, created)
         with pictures, watching(self._facade.owner, request.receive, pictures):
             while not pictures.finished:
                 for event in await pictures.take():
                     whole.take(event)
-        return Response(orjson.dumps(whole.result()), media_type="application/json")
+        kept = self._facade.kept_pictures
+        urls = [await kept.save(each.image, principal) for each in whole.images()] if call.as_urls else []
+        return Response(orjson.dumps(whole.result(urls)), media_type="application/json")
 
 
 def _check_paths(call: PictureCall, principal: Principal) -> None:

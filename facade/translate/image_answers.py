@@ -103,14 +103,19 @@ class WholePictures:
         elif event.HasField("done"):
             self._done = event.done
 
-    def result(self) -> dict[str, Any]:
-        """Return the answer. Raises DomainError engine_failed when a picture is missing."""
+    def images(self) -> list[pb.Image]:
+        """Return the pictures in their order. Raises DomainError engine_failed when one is missing."""
         if len(self._images) < self._pictures:
             raise _cut_short(len(self._images), self._pictures)
-        images = [image for _, image in sorted(self._images.items())]
+        return [image for _, image in sorted(self._images.items())]
+
+    def result(self, urls: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the answer, with URLs for the pictures if there are any. Raises DomainError as `images`."""
+        images = self.images()
+        places = [{"url": url} for url in urls] if urls else [{"b64_json": _base64(each.image)} for each in images]
         result: dict[str, Any] = {
             "created": self._created,
-            "data": [{"b64_json": _base64(image.image), "omniserve": _told(image)} for image in images],
+            "data": [{**place, "omniserve": _told(image)} for place, image in zip(places, images, strict=True)],
             **_written(images[0].image),
             "omniserve": _run(self._done),
         }

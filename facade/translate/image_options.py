@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from facade.translate.fields import Boolean, Choice, Custom, Integer, ListOf, Number, Text, refuse, wrong_type
-from facade.translate.messages import unsupported
 from facade.translate.record import Field, record
 from omniserve.diffusion.v1 import diffusion_pb2 as pb
 from omniserve.media.v1 import media_pb2
@@ -77,12 +76,6 @@ def read_lora(value: object, path: str) -> pb.Lora:
     return pb.Lora(catalogue=pb.CatalogueLora(lora_id=given["lora_id"], filename=filename), scale=scale)
 
 
-def _read_response_format(value: object, path: str) -> str:
-    if Choice(("b64_json", "url")).read(value, path) == "url":
-        unsupported(path, "'url' is not supported yet: nothing keeps pictures here; use 'b64_json'")
-    return "b64_json"
-
-
 PROMPT: Final = Field("prompt", Text(1, 32_000), "What should be seen.", required=True)
 MODEL: Final = Field("model", Text(1, 256), "Catalogue name or alias; absent means the default model.")
 SIZE: Final = Field(
@@ -97,8 +90,8 @@ ENCODING_FIELDS: Final = (
     Field("embed_parameters", Boolean(), "Write the parameters into the file; absent means as set."),
     Field(
         "response_format",
-        Custom(_read_response_format, {"type": "string", "enum": ["b64_json"]}),
-        "How pictures are told; url is not supported yet.",
+        Choice(("b64_json", "url")),
+        "How pictures are told: in the answer, or as a URL that is good for a while; absent means b64_json.",
     ),
 )
 STREAM_FIELDS: Final = (
@@ -159,6 +152,8 @@ def encoding_of(values: Values) -> media_pb2.ImageEncoding | None:
 
 def options_of(values: Values) -> pb.ImageOptions:
     """Return the options; DomainError names what does not go together."""
+    if values.get("response_format") == "url" and values.get("stream"):
+        refuse("response_format", "cannot be url when 'stream' is true: events hold the pictures themselves")
     if values.get("partial_images") and not values.get("stream"):
         refuse("partial_images", "is only allowed when 'stream' is true")
     background = values.get("background", "auto")

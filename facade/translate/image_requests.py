@@ -41,7 +41,8 @@ class PictureCall:
     """What a request asks for.
 
     `pictures`: how many it makes. `event`: what its events' names begin with. `images`: what the caller calls its
-    pictures, one name for each, as the contract numbers them. `paths`: fields that only the operator may give.
+    pictures, one name for each, as the contract numbers them. `paths`: fields that only the operator may give. `as_urls`:
+    pictures are told by URLs.
     """
 
     method: Method
@@ -51,6 +52,7 @@ class PictureCall:
     event: str = "image_generation"
     images: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
+    as_urls: bool = False
 
     def rest_field(self, path: str) -> str:
         """Return the REST name of a field that the contract names by its path."""
@@ -231,11 +233,15 @@ def read_upscale(body: Mapping[str, Any]) -> PictureCall:
         tile_px=values.get("tile"),
         encoding=encoding_of(values),
     )
-    return PictureCall(Method.UPSCALE, request, images=("image",))
+    return PictureCall(Method.UPSCALE, request, images=("image",), as_urls=_as_urls(values))
 
 
 def _input(values: Values, name: str) -> media_pb2.ImageInput | None:
     return media_pb2.ImageInput(encoded=values[name]) if name in values else None
+
+
+def _as_urls(values: Values) -> bool:
+    return bool(values.get("response_format") == "url")
 
 
 def _call(
@@ -254,6 +260,7 @@ def _call(
         stream=values.get("stream", False),
         event=event,
         images=images,
+        as_urls=_as_urls(values),
         paths=tuple(f"loras[{place}].path" for place, lora in enumerate(options.loras) if lora.HasField("path")),
     )
 

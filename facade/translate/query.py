@@ -8,7 +8,8 @@ from facade.translate.fields import Choice, Integer, Text, refuse
 from facade.translate.record import Field, Record, record
 
 _TOLERATED: Final = {"include[]": "No effect.", "include": "No effect.", "include_obfuscation": "No effect."}
-_NUMBERS: Final = frozenset({"limit", "starting_after"})
+_NUMBERS: Final = frozenset({"expires", "limit", "starting_after"})
+_MOST_DIGITS: Final = 17
 _RETRIEVE = record(
     [
         Field("stream", Choice(("true", "false")), "Whether events are sent."),
@@ -45,7 +46,7 @@ class InputItems:
 
 def read_retrieve_query(query: Iterable[tuple[str, str]]) -> Retrieve:
     """Read the query of a retrieval; DomainError invalid_request names the parameter at fault."""
-    values = _read(_RETRIEVE, query)
+    values = read_query(_RETRIEVE, query)
     stream = values.get("stream") == "true"
     if "starting_after" in values and not stream:
         refuse("starting_after", "is only allowed when 'stream' is true")
@@ -54,14 +55,14 @@ def read_retrieve_query(query: Iterable[tuple[str, str]]) -> Retrieve:
 
 def read_input_items_query(query: Iterable[tuple[str, str]]) -> InputItems:
     """Read the query of a list of items; DomainError invalid_request names the parameter at fault."""
-    values = _read(_ITEMS, query)
+    values = read_query(_ITEMS, query)
     return InputItems(values.get("limit", 20), values.get("order") == "asc", values.get("after"))
 
 
-def _read(table: Record, query: Iterable[tuple[str, str]]) -> Mapping[str, Any]:
+def read_query(table: Record, query: Iterable[tuple[str, str]]) -> Mapping[str, Any]:
     """Read a query's pairs; of a name that is there twice the last counts. Numbers are written in digits."""
     return table.read({name: _value(name, text) for name, text in query}, "")
 
 
 def _value(name: str, text: str) -> str | int:
-    return int(text[:12]) if name in _NUMBERS and text.isascii() and text.isdecimal() else text
+    return int(text[:_MOST_DIGITS]) if name in _NUMBERS and text.isascii() and text.isdecimal() else text

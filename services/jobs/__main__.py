@@ -3,6 +3,7 @@
 import sys
 
 from services.jobs.adapters.journal import JournalError, open_journal
+from services.jobs.build import open_pictures
 from services.jobs.service import SERVICES, JobsStoreServicer, registration
 from services.jobs.settings import JobsSettings
 from services.kit.clock import SystemClock
@@ -15,7 +16,10 @@ async def main(settings: JobsSettings, owner: Owner) -> None:
     """Open the journal, serve, drain."""
     try:
         async with open_journal(settings.state_dir / "jobs" / "journal.sqlite") as journal:
-            servicer = JobsStoreServicer(journal, SystemClock(), settings.bounds())
+            pictures = open_pictures(settings, journal, SystemClock())
+            await pictures.tidy()
+            owner.start(pictures.expire(every_s=settings.sweep_s()), name="expiry of pictures")
+            servicer = JobsStoreServicer(journal, SystemClock(), settings.bounds(), pictures)
             await serve(
                 name="jobs",
                 settings=settings,

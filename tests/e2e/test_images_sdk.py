@@ -88,6 +88,17 @@ def test_the_sdk_edits_a_picture(client):
     assert caught.value.body["param"] == "image"
 
 
+def test_the_sdk_gets_urls_that_anybody_may_fetch_at_the_front_door(client, drawing):
+    made = client.images.generate(prompt="a fox", size="64x64", response_format="url", extra_body=QUICK)
+    again = client.images.generate(prompt="a fox", size="64x64", response_format="b64_json", extra_body=QUICK)
+    url = made.data[0].url
+    assert url.startswith(f"{drawing.public_url}/v1/images/files/")
+    fetched = httpx.get(url, timeout=60)
+    assert (fetched.status_code, fetched.headers["content-type"]) == (200, "image/webp")
+    assert fetched.content == base64.b64decode(again.data[0].b64_json)
+    assert httpx.get(url[:-4], timeout=60).status_code == 404
+
+
 def test_what_is_not_there_or_not_possible_is_said(client):
     with pytest.raises(openai.NotFoundError) as caught:
         client.images.generate(prompt="a fox", model="dall-e-3")

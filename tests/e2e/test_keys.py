@@ -194,3 +194,11 @@ def test_the_last_revoked_key_does_not_open_the_door_again(proxied, make_key):
 def test_a_key_made_by_hand_in_the_file_needs_its_hash_only(proxied):
     answer = httpx.get(f"{proxied.mesh.public_url}/v1/models", headers={"x-api-key": "om-unknown"}, timeout=LIMIT_S)
     assert answer.status_code == 200, "a route that needs no key looks at none"
+
+
+def test_a_signed_url_needs_no_key_but_a_key_that_is_shown_is_checked(proxied, paid):
+    url = f"{proxied.mesh.public_url}/v1/images/files/abc?expires=9999999999999&signature=x"
+    assert httpx.get(url, timeout=LIMIT_S).status_code == 404
+    assert httpx.get(url, headers={"x-api-key": paid}, timeout=LIMIT_S).status_code == 404
+    assert httpx.get(url, headers={"x-api-key": "om-wrong"}, timeout=LIMIT_S).status_code == 401
+    assert httpx.get(f"{url}&secret=om-wrong", timeout=LIMIT_S).status_code == 401

@@ -11,8 +11,10 @@ import pytest
 from omniserve.jobs.v1 import jobs_pb2 as pb
 from omniserve.jobs.v1 import jobs_pb2_grpc
 from services.jobs.adapters.journal import JournalError, open_journal
+from services.jobs.build import open_pictures
 from services.jobs.core.responses import Bounds
 from services.jobs.service import SERVICES, JobsStoreServicer, registration
+from services.jobs.settings import JobsSettings
 from services.kit.channels import call_metadata, open_channel
 from services.kit.clock import ManualClock
 from services.kit.errors import DomainError, Reason, from_rpc_error
@@ -39,7 +41,8 @@ def open_store(tmp_path, clock):
     async def opened(caller="facade"):
         settings = Settings(state_dir=tmp_path)
         async with open_journal(tmp_path / "jobs" / "journal.sqlite") as journal:
-            servicer = JobsStoreServicer(journal, clock, BOUNDS)
+            pictures = open_pictures(JobsSettings(state_dir=tmp_path), journal, clock)
+            servicer = JobsStoreServicer(journal, clock, BOUNDS, pictures)
             server = running_server(
                 name="jobs", settings=settings, register=registration(servicer), service_names=SERVICES
             )

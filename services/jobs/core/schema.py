@@ -27,5 +27,19 @@ STEPS: Final[tuple[str, ...]] = (
       FOREIGN KEY (principal, response_id) REFERENCES responses (principal, response_id) ON DELETE CASCADE
     ) WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE images (
+      image_id TEXT PRIMARY KEY,
+      principal TEXT NOT NULL,
+      digest TEXT NOT NULL,
+      media_type TEXT NOT NULL,
+      size_bytes INTEGER NOT NULL,
+      created_ms INTEGER NOT NULL,
+      expires_ms INTEGER NOT NULL,
+      UNIQUE (principal, digest, media_type)
+    ) WITHOUT ROWID;
+    CREATE INDEX images_by_end ON images (expires_ms);
+    CREATE INDEX images_by_digest ON images (digest);
+    """,
 )
 VERSION: Final = len(STEPS)

@@ -22,7 +22,7 @@ from services.relay.core.render_nodes import (
     unless,
 )
 from services.relay.core.render_proxied import absent_route, proxied_routes
-from services.relay.core.routes import KEYLESS_PATHS
+from services.relay.core.routes import KEYLESS_PATHS, SIGNED_PREFIX
 
 EXT_AUTHZ: Final = "envoy.filters.http.ext_authz"
 NOTES: Final = "envoy.filters.http.header_to_metadata"
@@ -52,12 +52,12 @@ _PROBED_PREFIXES: Final = tuple(f"/{name}/" for name in _PROBES)
 # Bodies that can be sent again are kept until the service answers; with longer ones a restart is met.
 _KEPT_BYTES: Final = 8 * MIB
 
+# Where keys are shown.
+_KEYS: Final = ("authorization", "x-api-key", "x-rapid-api-key", "secret")
+_KEY_IN_QUERY: Final = r"[^?]*\?(.*&)?secret(=.*|&.*)?"
 # Credentials end here, and what the listeners put aside for admission.
 _NOT_FOR_UPSTREAMS: Final = (
-    "authorization",
-    "x-api-key",
-    "x-rapid-api-key",
-    "secret",
+    *_KEYS,
     "x-om-service-token",
     "x-om-client",
     MODE,
@@ -125,6 +125,7 @@ def _services(listener: Listener, plan: Sequence[PlannedRoute], door: DoorFacts)
             routes.append(absent_route(route))
     if listener.authenticated:
         routes += [_open(_own({"path": path}, "facade", listener, door)) for path in KEYLESS_PATHS]
+        routes.append(_open(_own({"prefix": SIGNED_PREFIX, "headers": _without_key()}, "facade", listener, door)))
     else:
         routes += [_own({"path": path}, "facade", listener, door) for path in _PROBED_PATHS]
     return [*routes, _own({"prefix": "/"}, "facade", listener, door)]
@@ -182,6 +183,12 @@ def _note(name: str, key: str, otherwise: str) -> Node:
 def _open(route: Tree) -> Tree:
     """Return the route for callers without a key too."""
     return {**route, "typed_per_filter_config": {EXT_AUTHZ: typed(_PER_ROUTE, disabled=True)}}
+
+
+def _without_key() -> list[Node]:
+    """Return a match on requests that show no key anywhere."""
+    present: list[Tree] = [{"name": name, "present_match": True} for name in _KEYS]
+    return [unless(each) for each in (*present, fits(":path", _KEY_IN_QUERY))]
 
 
 def _not_here() -> Tree:

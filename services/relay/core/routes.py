@@ -174,6 +174,7 @@ _MESH: Final = tuple(
         ("metrics", "/metrics", True),
         ("errors", "/errors", False),
         ("models", "/v1/models", True),
+        ("image_files", "/v1/images/files/*", True),
         ("docs", "/docs", True),
         ("openapi", "/openapi.json", True),
         ("dashboard", "/ui", False),
@@ -193,6 +194,9 @@ ROUTES: Final[tuple[RouteSpec, ...]] = (
 
 KEYLESS_PATHS: Final = ("/health", "/readyz", "/v1/models", "/docs", "/openapi.json")
 """Served to callers without a key; `/healthz` too, which the front door answers by itself."""
+
+SIGNED_PREFIX: Final = "/v1/images/files/"
+"""Below it a URL's signature is enough for who shows no key; who shows one is checked."""
 
 UNIFIED: Final = "default"
 """The upstream that serves whatever has none of its own."""

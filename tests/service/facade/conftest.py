@@ -22,6 +22,7 @@ from omniserve.diffusion.v1 import diffusion_pb2_grpc
 from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
 from omniserve.vram.v1 import vram_pb2, vram_pb2_grpc
 from services.jobs.adapters.journal import open_journal
+from services.jobs.build import open_pictures
 from services.jobs.service import SERVICES as JOBS_SERVICES
 from services.jobs.service import JobsStoreServicer, registration
 from services.jobs.settings import JobsSettings
@@ -324,7 +325,8 @@ async def _start_jobs(stack: AsyncExitStack, state_dir: Path) -> int:
     """Serve the real jobs for the length of the stack; return its port."""
     settings = JobsSettings(state_dir=state_dir, drain_grace_s=0.05)
     journal = await stack.enter_async_context(open_journal(state_dir / "jobs" / "journal.sqlite"))
-    servicer = JobsStoreServicer(journal, SystemClock(), settings.bounds())
+    pictures = open_pictures(settings, journal, SystemClock())
+    servicer = JobsStoreServicer(journal, SystemClock(), settings.bounds(), pictures)
     server = running_server(
         name="jobs", settings=settings, register=registration(servicer), service_names=JOBS_SERVICES
     )

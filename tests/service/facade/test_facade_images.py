@@ -62,6 +62,50 @@ async def test_a_picture_comes_with_its_size_its_seed_and_what_it_took(mesh):
     }
 
 
+async def test_pictures_asked_for_as_urls_are_fetched_from_the_front_door(mesh, check_openai):
+    answer = await mesh.http.post(GENERATIONS, json={"prompt": "a fox", "n": 2, "response_format": "url"})
+    told = answer.json()
+    check_openai("ImagesResponse", told)
+    assert all("b64_json" not in each for each in told["data"])
+    for index, each in enumerate(told["data"]):
+        path = each["url"].removeprefix("http://127.0.0.1:8791")  # the public base, whatever Host a caller claims
+        fetched = await mesh.http.get(path)
+        assert (fetched.status_code, fetched.content) == (200, b"picture %d" % index)
+        assert fetched.headers["content-type"] == "image/webp"
+        assert fetched.headers["x-content-type-options"] == "nosniff"
+        other = await mesh.http.get(path, headers={"x-omniserve-client": "bob"})
+        assert (other.status_code, other.json()["error"]["reason"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "param"),
+    [
+        ("", 400, "expires"),
+        ("?expires=soon&signature=a", 400, "expires"),
+        ("?expires=9999999999999", 400, "signature"),
+        ("?expires=9999999999999&signature=a&size=3", 400, "size"),
+        ("?expires=9999999999999&signature=a", 404, "image_id"),
+    ],
+)
+async def test_a_url_that_nobody_signed_finds_nothing(mesh, query, status, param):
+    answer = await mesh.http.get(f"/v1/images/files/abc{query}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
+async def test_events_hold_pictures_and_no_urls(mesh):
+    body = {"prompt": "a fox", "stream": True, "response_format": "url"}
+    answer = await mesh.http.post(GENERATIONS, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
+
+
+async def test_nothing_is_drawn_for_a_url_while_nobody_could_keep_it(open_mesh, free_ports):
+    (port,) = free_ports(1)
+    async with open_mesh(jobs_address=f"127.0.0.1:{port}", peer_wait_s=0.1) as mesh:
+        answer = await mesh.http.post(GENERATIONS, json={"prompt": "a fox", "response_format": "url"})
+        assert (answer.status_code, answer.json()["error"]["reason"]) == (503, "loading")
+        assert mesh.diffusion.asked == []
+
+
 async def test_several_pictures_are_in_their_order_with_the_size_that_was_made(mesh):
     mesh.diffusion.by_hand = True
     asking = asyncio.ensure_future(mesh.http.post(GENERATIONS, json={"prompt": "x", "n": 2, "size": "65x70"}))

@@ -259,7 +259,6 @@ def test_what_does_not_fit_is_refused_by_its_name(name, body, field):
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({"response_format": "url"}, "response_format"),
         ({"image": {"image_url": "https://example.com/a.png"}}, "image.image_url"),
         ({"image": {"file_id": "file-1"}}, "image.file_id"),
     ],
