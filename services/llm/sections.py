@@ -59,6 +59,7 @@ class ModelSection(Section):
     pin: bool = False
     preload: bool = False
     loras: dict[Name, Path] = {}
+    draft: Path | None = None
 
 
 ModelsSection = tuple[ModelSection, ...]

@@ -15,8 +15,9 @@ from services.llm.adapters.model_file import ModelFile, ModelFileError
 from services.llm.core.catalogue import Entry, Kind, entry, repeated
 from services.llm.core.embed_wire import EmbedConfig
 from services.llm.core.memory import MIB, lease_mib, need_mib, scratch_mib
+from services.llm.core.speculation import MOST_UNLIKE_TOKENS
 from services.llm.core.tuning import largest_kv_type, largest_ubatch_tokens
-from services.llm.core.wire import EngineConfig, Sampling, SpeculationRules, TextConfig
+from services.llm.core.wire import DraftModelConfig, EngineConfig, Sampling, SpeculationRules, TextConfig
 from services.llm.sections import ModelSection, ModelsSection
 from services.llm.settings import LlmSettings
 
@@ -24,7 +25,9 @@ DEFAULT_EMBEDDING: Final = "all-MiniLM-L6-v2.Q8_0.gguf"
 """What set-up puts into the models folder."""
 _LEAST_CELLS: Final = 256
 _PROFILE_CHARACTERS: Final = 32
-_CHAT_ONLY: Final = frozenset({"sampling", "system", "request_ctx", "contexts", "warm_prefixes", "kv_type", "loras"})
+_CHAT_ONLY: Final = frozenset(
+    {"sampling", "system", "request_ctx", "contexts", "warm_prefixes", "kv_type", "loras", "draft"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class Served:
 
     `ttl_s`: how long it stays in memory idle, 0 for ever. `pinned`: it never makes room for another. `preload`: it is loaded
     at the start. `required`: the service is ready only with it. `is_fixed`: its name was given, not taken from the file.
-    `loras_bytes`: size of its adapters' files.
+    `loras_bytes`: size of its adapters' files; `draft`: the model that drafts for it.
     """
 
     entry: Entry
@@ -48,6 +51,7 @@ class Served:
     required: bool = False
     is_fixed: bool = True
     loras_bytes: int = 0
+    draft: ModelFile | None = None
 
     @property
     def chat(self) -> EngineConfig:
@@ -64,19 +68,22 @@ class Served:
     @property
     def profile(self) -> str:
         """What tells this way of running it from another."""
-        said = msgspec.json.encode((self.engine, self.file.size, self.file.made_unix_s, self.loras_bytes))
+        draft = None if self.draft is None else (self.draft.size, self.draft.made_unix_s)
+        said = msgspec.json.encode((self.engine, self.file.size, self.file.made_unix_s, self.loras_bytes, draft))
         return hashlib.sha256(said).hexdigest()[:_PROFILE_CHARACTERS]
 
     @property
     def file_mib(self) -> int:
         """Size of its files, MiB."""
-        return -(-(self.file.size + self.loras_bytes) // MIB)
+        draft_bytes = 0 if self.draft is None else self.draft.size
+        return -(-(self.file.size + self.loras_bytes + draft_bytes) // MIB)
 
     @property
     def files(self) -> tuple[str, ...]:
         """Its files."""
         loras = () if isinstance(self.engine, EmbedConfig) else self.engine.loras.values()
-        return (str(self.file.path), *loras)
+        drafts = () if self.draft is None else (str(self.draft.path),)
+        return (str(self.file.path), *loras, *drafts)
 
     @property
     def on_host(self) -> bool:
@@ -109,13 +116,17 @@ class Served:
 
     @property
     def need_mib(self) -> int:
-        """Memory it takes, MiB: as large as its files, and its KV cache where it has one."""
+        """Memory it takes, MiB: as large as its files, and its KV cache where it has one; the same for who drafts for it."""
         size = self.file.size + self.loras_bytes
         if isinstance(self.engine, EmbedConfig):
             return -(-size // MIB)
         config = self.engine
         kv_type = largest_kv_type(config.tuning)
-        return need_mib(self.file.header, file_bytes=size, cells=config.context_cells, kv_type=kv_type)
+        own_mib = need_mib(self.file.header, file_bytes=size, cells=config.context_cells, kv_type=kv_type)
+        if self.draft is None:
+            return own_mib
+        draft_bytes = self.draft.size
+        return own_mib + need_mib(self.draft.header, file_bytes=draft_bytes, cells=config.context_cells, kv_type="f16")
 
     @property
     def developer_role(self) -> bool:
@@ -133,10 +144,11 @@ class Served:
 
     def runs_like(self, other: "Served") -> bool:
         """Return whether a host of this one is as good for the other."""
-        return (self.engine, self.text, self.file, self.entry.kind) == (
+        return (self.engine, self.text, self.file, self.draft, self.entry.kind) == (
             other.engine,
             other.text,
             other.file,
+            other.draft,
             other.entry.kind,
         )
 
@@ -158,6 +170,9 @@ def read_served(settings: LlmSettings) -> tuple[Served, ...]:
     if settings.gguf is not None:
         message = "and OMNISERVE_LLM_GGUF both say what is served; keep one of them"
         raise ConfigError([document.fault(("models",), message)])
+    if settings.spec_draft_gguf is not None:
+        message = "have each their own `draft`; OMNISERVE_LLM_SPEC_DRAFT_GGUF is for the one model of the settings"
+        raise ConfigError([document.fault(("models",), message)])
     found = _from_sections(settings, document, sections)
     if all(each.entry.kind is Kind.CHAT for each in found):
         found += embeddings_of(settings)
@@ -171,10 +186,12 @@ def read_served(settings: LlmSettings) -> tuple[Served, ...]:
 def from_settings(settings: LlmSettings) -> Served:
     """Return the one model of the settings: it is loaded at the start and stays. Raises ModelFileError."""
     file = model_file.read(settings.gguf or model_file.default_path())
+    draft = None if settings.spec_draft_gguf is None else _draft(settings.spec_draft_gguf, file)
     return Served(
         entry=entry(file.path.stem, name=settings.model_name, aliases=settings.model_aliases),
         file=file,
-        engine=engine_config(settings, file),
+        engine=engine_config(settings, file, draft),
+        draft=draft,
         text=text_config(settings, file, model_file.read_template(settings.chat_template)),
         sampling=sampling(settings),
         system=settings.system(),
@@ -243,6 +260,9 @@ def _from_section(settings: LlmSettings, folder: Path, section: ModelSection) ->
     theirs = settings.model_copy(update=own)
     if (misfit := theirs.misfit()) is not None:
         raise ValueError(misfit)
+    draft = None if section.draft is None else _draft(folder / section.draft.expanduser(), file)
+    if draft is not None and settings.spec_draft == 0:
+        raise ValueError("has a `draft`, and OMNISERVE_LLM_SPEC_DRAFT is 0, which turns speculation off")
     loras = {name: _adapter(folder / path.expanduser(), file) for name, path in section.loras.items()}
     chosen = section.sampling.model_dump(exclude_none=True)
     system = settings.own_system() if section.system is None else section.system
@@ -250,9 +270,10 @@ def _from_section(settings: LlmSettings, folder: Path, section: ModelSection) ->
         entry=Entry(section.name, tuple(dict.fromkeys(section.aliases)), kind),
         file=file,
         engine=msgspec.structs.replace(
-            engine_config(theirs, file), loras={name: str(each.path) for name, each in loras.items()}
+            engine_config(theirs, file, draft), loras={name: str(each.path) for name, each in loras.items()}
         ),
         text=text_config(theirs, file),
+        draft=draft,
         loras_bytes=sum(each.size for each in loras.values()),
         sampling=msgspec.structs.replace(sampling(settings), **chosen),
         system=None if system == "none" else system,
@@ -356,6 +377,19 @@ def embedding(
     )
 
 
+def _draft(path: Path, model: ModelFile) -> ModelFile:
+    """Return a checked model that drafts for another. Raises ModelFileError."""
+    file = model_file.read(path)
+    if file.header.kind != Kind.CHAT.value or file.header.is_lora:
+        raise ModelFileError(f"{path}: does not generate text, so it cannot draft")
+    theirs, ours = file.header.vocabulary_tokens, model.header.vocabulary_tokens
+    if abs(theirs - ours) > MOST_UNLIKE_TOKENS:
+        raise ModelFileError(
+            f"{path}: knows {theirs} tokens, {model.path} {ours}; who drafts needs the same vocabulary"
+        )
+    return file
+
+
 def _adapter(path: Path, model: ModelFile) -> ModelFile:
     """Return a checked LoRA adapter of a model. Raises ModelFileError and ValueError."""
     file = model_file.read(path)
@@ -377,8 +411,8 @@ def text_config(settings: LlmSettings, file: ModelFile, template: str = "") -> T
     return TextConfig(str(file.path), settings.template_s, settings.prompt_bytes, settings.text_memory_mib, template)
 
 
-def engine_config(settings: LlmSettings, file: ModelFile) -> EngineConfig:
-    """Return the engine host's configuration."""
+def engine_config(settings: LlmSettings, file: ModelFile, draft: ModelFile | None) -> EngineConfig:
+    """Return the engine host's configuration. `draft`: the model that drafts for it."""
     return EngineConfig(
         path=str(file.path),
         layers=file.header.layers,
@@ -402,5 +436,9 @@ def engine_config(settings: LlmSettings, file: ModelFile) -> EngineConfig:
             max_ngram=settings.spec_max_ngram,
             patience=settings.spec_patience,
             probe=settings.spec_probe,
+            lookup=settings.spec_lookup,
         ),
+        draft_model=None
+        if draft is None
+        else DraftModelConfig(str(draft.path), draft.header.layers, settings.spec_draft_min_p),
     )

@@ -126,7 +126,7 @@ class LlmSettings(MeshSettings):
     )
     spec_draft: int = knob(
         0,
-        "Most tokens proposed at once from what the text said before, checked by the model in one step; 0 turns it off.",
+        "Most tokens proposed at once, checked by the model in one step; 0 turns speculation off.",
         unit="tokens",
         aliases=("OMNISERVE_SPEC_DRAFT",),
         ge=0,
@@ -157,6 +157,17 @@ class LlmSettings(MeshSettings):
     )
     spec_probe: int = knob(
         32, "How long that while is, in tokens of the answer.", unit="tokens", aliases=("OMNISERVE_SPEC_PROBE",), ge=1
+    )
+    spec_lookup: bool = knob(
+        True,  # noqa: FBT003 - the default
+        "Propose what followed in the text when it last ended like this.",
+    )
+    spec_draft_gguf: Path | None = knob(
+        None,
+        "File of a small model with the same vocabulary; it proposes where the text itself gives nothing. Its memory comes on top.",
+    )
+    spec_draft_min_p: float = knob(
+        0.5, "The small model proposes nothing that it gives less probability than this.", ge=0, le=1
     )
     temperature: float = knob(1.0, "Temperature when a request names none.", ge=0, le=100)
     top_p: float = knob(1.0, "Nucleus mass when a request names none.", gt=0, le=1)
@@ -276,9 +287,13 @@ class LlmSettings(MeshSettings):
                 "a step could not take one token of each sequence"
             )
         if self.spec_min_ngram > self.spec_max_ngram:
-            raise ValueError(
+            return (
                 f"OMNISERVE_LLM_SPEC_MIN_NGRAM is {self.spec_min_ngram}, more than OMNISERVE_LLM_SPEC_MAX_NGRAM, "
                 f"{self.spec_max_ngram}"
+            )
+        if self.spec_draft_gguf is not None and self.spec_draft == 0:
+            return (
+                "OMNISERVE_LLM_SPEC_DRAFT_GGUF is set, and OMNISERVE_LLM_SPEC_DRAFT is 0, which turns speculation off"
             )
         if self.contexts + self.warm_prefixes > 256:
             return (

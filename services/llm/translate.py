@@ -22,6 +22,7 @@ from services.llm.core.structure import Structure, StructureKind
 from services.llm.core.toolbox import Tool, Toolbox, Use, check_tools
 from services.llm.core.wire import Counters, Delta, Dry, EngineConfig, Finish, Logprob, Mirostat, Ready, Xtc
 from services.llm.resident import Resident
+from services.llm.served import Served
 
 _SCALARS: Final = (
     "temperature",
@@ -275,9 +276,7 @@ def status(resident: Resident, now: Counters) -> pb.EngineStatus:
         decode_ms_total=total.decode_us // 1000,
         stuck=report.stuck,
         stored_prefix_mib=now.stored_bytes // MIB,
-        speculation=pb.Speculation(
-            drafted_total=total.drafted, accepted_total=total.accepted, calls_saved_total=total.calls_saved
-        ),
+        speculation=_speculation(total, resident.served),
     )
 
 
@@ -292,6 +291,28 @@ def _placement(ready: Ready | None, config: EngineConfig) -> pb.Placement:
         kv_type=ready.kv_type,
         degraded=ready.degraded,
         reason=ready.reason,
+    )
+
+
+def _speculation(total: Counters, served: Served) -> pb.Speculation:
+    by_model = pb.DraftSource(
+        drafted_total=total.model_drafted,
+        accepted_total=total.model_accepted,
+        calls_saved_total=total.model_calls_saved,
+    )
+    by_lookup = pb.DraftSource(
+        drafted_total=total.drafted - total.model_drafted,
+        accepted_total=total.accepted - total.model_accepted,
+        calls_saved_total=total.calls_saved - total.model_calls_saved,
+    )
+    return pb.Speculation(
+        drafted_total=total.drafted,
+        accepted_total=total.accepted,
+        calls_saved_total=total.calls_saved,
+        lookup=by_lookup,
+        model=by_model,
+        draft_model=None if served.draft is None else served.draft.path.stem,
+        draft_calls_total=total.draft_calls,
     )
 
 

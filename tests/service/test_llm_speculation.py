@@ -1,6 +1,5 @@
 """Speculation on the real model: what is emitted is what the sampler picked from the logits that verified it."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -8,12 +7,9 @@ import numpy as np
 import pytest
 
 from services.llm.adapters.model_file import default_path
-from services.llm.core.choose import Floats
 from services.llm.core.wire import Cancel, Sampling, SpeculationRules
 from services.llm.host.llama import Model, start_backend
-from services.llm.host.sampling import Chooser
-from services.llm.host.sequence import Sequence
-from tests.fixtures.engine import GREEDY, SLOTS, Driver, chat, make
+from tests.fixtures.engine import GREEDY, SLOTS, Driver, answer_tokens, assert_alike, chat, make, recorded
 
 RULES = SpeculationRules(draft=6, min_ngram=2, max_ngram=4, patience=3, probe=16)
 SAMPLES = 6 * SLOTS
@@ -39,39 +35,6 @@ def driver(shared: Driver) -> Iterator[Driver]:
     shared.engine._roster.forget_warm()
     assert shared.engine._roster.cells.used == 0, "cells leaked"
     assert len(shared.engine._roster._numbers) == SLOTS + 16, "sequence numbers leaked"
-
-
-class Recording:
-    """A chooser that notes what it saw and what it picked."""
-
-    def __init__(self, chooser: Chooser, seen: list[tuple[Floats, int]]) -> None:
-        self._chooser = chooser
-        self._seen = seen
-
-    def choose(self, logits: Floats, row: int) -> int:
-        copy = logits.copy()
-        token = self._chooser.choose(logits, row)
-        self._seen.append((copy, token))
-        return token
-
-    def close(self) -> None:
-        self._chooser.close()
-
-
-def recorded(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[tuple[Floats, int]]]:
-    """Let every chooser from now on note what it saw and picked, by request."""
-    seen: dict[int, list[tuple[Floats, int]]] = {}
-    build = driver.engine._roster._chooser
-
-    def recording(sequence: Sequence) -> Chooser:
-        return Recording(build(sequence), seen.setdefault(sequence.submit.request, []))
-
-    monkeypatch.setattr(driver.engine._roster, "_chooser", recording)
-    return seen
-
-
-def answer_tokens(driver: Driver, request: int) -> list[int]:
-    return [each.token for delta in driver.deltas if delta.request == request for each in delta.logprobs]
 
 
 def test_a_copied_answer_takes_fewer_steps_than_it_has_tokens(driver: Driver) -> None:
@@ -148,22 +111,7 @@ def test_sampled_answers_have_the_same_distribution_with_and_without(driver: Dri
             for choice in range(SLOTS):
                 words = driver.texts[request, choice].replace(",", " ").split()
                 counted[words[1] if len(words) > 1 else ""] += 1
-    common = [word for word, count in (counts[False] + counts[True]).items() if count >= 8]
-    table = np.array(
-        [
-            [*(counts[each][word] for word in common), SAMPLES - sum(counts[each][word] for word in common)]
-            for each in counts
-        ],
-        dtype=float,
-    )
-    table = table[:, table.sum(axis=0) > 0]
-    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0, keepdims=True) / table.sum()
-    statistic = float(((table - expected) ** 2 / expected).sum())
-    freedom = table.shape[1] - 1
-    assert freedom >= 1
-    # Wilson and Hilferty's approximation of the chi-square quantile; 3.09 is the normal one for p = 0.001.
-    critical = freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
-    assert statistic < critical, f"{statistic:.1f} of {critical:.1f} allowed: {counts}"
+    assert_alike(counts[False], counts[True])
 
 
 def test_who_does_not_want_drafts_gets_none(driver: Driver) -> None:

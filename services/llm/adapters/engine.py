@@ -200,6 +200,10 @@ def add_counters(past: Counters, now: Counters) -> Counters:
         "drafted",
         "accepted",
         "calls_saved",
+        "model_drafted",
+        "model_accepted",
+        "model_calls_saved",
+        "draft_calls",
     )
     sums = {name: getattr(past, name) + getattr(now, name) for name in totals}
     return msgspec.structs.replace(now, **sums)

@@ -1,4 +1,4 @@
-"""Speculation by prompt lookup: what followed when the text last ended like this is proposed as its continuation.
+"""Speculation: what may come next is proposed, by prompt lookup (what followed when the text last ended like this) or by a model.
 
 Proposals are computed together with the last token in one step, and each is kept only where the chooser, looking at the
 model's output for its place, picks the same token. So a proposal never decides what is said; it only saves steps.
@@ -6,8 +6,12 @@ model's output for its place, picks the same token. So a proposal never decides 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from services.llm.core.wire import SpeculationRules
+
+MOST_UNLIKE_TOKENS: Final = 128
+"""Tokens that a draft model may have beyond the other's, or lack: models of a family are padded to different sizes."""
 
 
 class Lookup:

@@ -87,9 +87,10 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SpeculationRules(msgspec.Struct, frozen=True, array_like=True):
-    """How drafts are made: at most `draft` tokens at once (0 is never), found by a run of `min_ngram` to `max_ngram` tokens.
+    """How drafts are made: at most `draft` tokens at once, 0 for never.
 
-    After `patience` misses in a row none are made for `probe` tokens.
+    `lookup`: also from what the text said before, found by a run of `min_ngram` to `max_ngram` tokens. After `patience`
+    misses in a row one source makes none for `probe` tokens.
     """
 
     draft: int = 0
@@ -97,6 +98,15 @@ class SpeculationRules(msgspec.Struct, frozen=True, array_like=True):
     max_ngram: int = 5
     patience: int = 3
     probe: int = 32
+    lookup: bool = True
+
+
+class DraftModelConfig(msgspec.Struct, frozen=True, array_like=True):
+    """The model that drafts for another: its file and layers. It proposes nothing less likely than `min_probability`."""
+
+    path: str
+    layers: int
+    min_probability: float
 
 
 # ---- service -> engine host ----------------------------------------------------------------------------------
@@ -140,6 +150,7 @@ class EngineConfig(msgspec.Struct, frozen=True, array_like=True, tag="config"):
     loras: dict[str, str] = {}
     speculation: SpeculationRules = SpeculationRules()
     stored_prefix_bytes: int = 0
+    draft_model: DraftModelConfig | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
@@ -251,7 +262,10 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Counters(msgspec.Struct, array_like=True):
-    """The engine's state and its counts since the process began."""
+    """The engine's state and its counts since the process began.
+
+    `drafted`, `accepted`, `calls_saved`: of all sources; those of the draft model, and its own calls, come last.
+    """
 
     active: int = 0
     waiting: int = 0
@@ -271,6 +285,10 @@ class Counters(msgspec.Struct, array_like=True):
     accepted: int = 0
     calls_saved: int = 0
     stored_bytes: int = 0
+    model_drafted: int = 0
+    model_accepted: int = 0
+    model_calls_saved: int = 0
+    draft_calls: int = 0
 
 
 class Step(msgspec.Struct, array_like=True, tag="step"):

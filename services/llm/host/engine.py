@@ -19,6 +19,7 @@ from services.llm.core.patience import Patience
 from services.llm.core.wire import Announce, Cancel, Counters, EngineConfig, Probe, Progress, Step, Submit
 from services.llm.host.adapters import Adapters
 from services.llm.host.context import ABORTED, NO_ROOM, Batch, Context
+from services.llm.host.draft_model import DraftModel
 from services.llm.host.grammar import Alphabet, GrammarError
 from services.llm.host.llama import Model
 from services.llm.host.roster import Roster
@@ -34,7 +35,14 @@ Command = Submit | Announce | Cancel | Probe
 class Engine:
     """Runs requests on a context. `submit` from any thread; `run` is the engine thread and never returns."""
 
-    def __init__(self, config: EngineConfig, model: Model, context: Context, send: Callable[[Step], None]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: Model,
+        context: Context,
+        send: Callable[[Step], None],
+        draft_model: DraftModel | None = None,
+    ) -> None:
         self._context = context
         self._vocabulary = model.vocabulary
         self._send = send
@@ -57,6 +65,7 @@ class Engine:
             shares=model.shares_prefixes,
             speculation=config.speculation,
             stored_bytes=config.stored_prefix_bytes,
+            draft_model=draft_model,
         )
         self._limits = planner.StepLimits(
             context.batch_tokens, context.ubatch_tokens, config.stall_s, config.stall_ratio
@@ -245,7 +254,15 @@ class Engine:
             if row.sequence.finish is not None:
                 self._finished.append(row.sequence)
                 self._roster.leave(row.sequence)
-        self._counters.calls_saved += least_kept
+        if least_kept:
+            self._saved(least_kept, rows)
+
+    def _saved(self, calls: int, rows: list[Row]) -> None:
+        """Count calls that were not needed. They are the draft model's when an answer with fewest tokens kept was its."""
+        self._counters.calls_saved += calls
+        drafters = (row.sequence.drafter for row in rows)
+        if any(each is not None and each.is_by_model and each.kept == calls for each in drafters):
+            self._counters.model_calls_saved += calls
 
     def _follow(self, row: Row, logits: Floats) -> int:
         """Choose the next token, and those after it as long as the draft agrees. Returns how much of the draft was kept."""
@@ -262,6 +279,9 @@ class Engine:
             return kept  # it has failed, and nothing of it is left
         self._counters.drafted += len(draft)
         self._counters.accepted += kept
+        if drafter.is_by_model:
+            self._counters.model_drafted += len(draft)
+            self._counters.model_accepted += kept
         if kept < len(draft):
             self._roster.retract(sequence, len(draft) - kept)
         return kept
@@ -303,6 +323,8 @@ class Engine:
         counters.warm = len(self._roster.warm)
         counters.stored_bytes = self._roster.stored.used_bytes
         counters.threads = self._context.threads
+        if self._roster.draft_model is not None:
+            counters.draft_calls = self._roster.draft_model.calls
         self._send(Step(counters, deltas, list(self._progress.values()), self._roster.failures))
         self._progress.clear()
         self._roster.failures = []

@@ -6,10 +6,11 @@ from services.kit.hosts.pipe import Pipe
 from services.kit.hosts.serving import compute_and_listen, first
 from services.llm.core.placement import Placed, PlacementError
 from services.llm.core.tuning import Tuned, plainer, tune
-from services.llm.core.wire import EngineConfig, Ready, ToEngine
+from services.llm.core.wire import DraftModelConfig, EngineConfig, Ready, ToEngine
 from services.llm.host.context import Context
+from services.llm.host.draft_model import READ_AT_ONCE, DraftModel, MisfitError, check_vocabulary
 from services.llm.host.engine import Engine
-from services.llm.host.llama import LlamaError, Model, stop_listening
+from services.llm.host.llama import LlamaError, Model, Vocabulary, stop_listening
 from services.llm.host.loading import load_model
 
 
@@ -19,8 +20,8 @@ def serve_engine(pipe: Pipe) -> None:
     config = first(pipe, frames, EngineConfig)
     try:
         engine = _load(config, pipe)
-    except (LlamaError, PlacementError) as error:
-        pipe.send(LoadFailed(str(error), permanent=isinstance(error, PlacementError)))
+    except (LlamaError, PlacementError, MisfitError) as error:
+        pipe.send(LoadFailed(str(error), permanent=not isinstance(error, LlamaError)))
         return
     compute_and_listen(engine.run, lambda: _listen(engine, pipe, frames))
 
@@ -43,7 +44,10 @@ def _load(config: EngineConfig, pipe: Pipe) -> Engine:
         allow_cpu_fallback=config.allow_cpu_fallback,
     )
     tuned, context = _tuned_context(config, model, device=placed.device)
-    engine = Engine(config, model, context, pipe.send)
+    draft_model = None
+    if config.draft_model is not None:
+        draft_model = _load_draft_model(config, config.draft_model, pipe, leader=context, vocabulary=model.vocabulary)
+    engine = Engine(config, model, context, pipe.send, draft_model)
     stop_listening()
     engine.warm_up()
     pipe.send(_ready(config, model, context, placed, tuned))
@@ -64,6 +68,41 @@ def _tuned_context(config: EngineConfig, model: Model, *, device: str) -> tuple[
         if plain is None:
             raise
         return plain, _context(config, model, plain)
+
+
+def _load_draft_model(
+    config: EngineConfig, draft: DraftModelConfig, pipe: Pipe, *, leader: Context, vocabulary: Vocabulary
+) -> DraftModel:
+    """Load the small model that proposes, where there is room beside the large one. Raises LlamaError and MisfitError."""
+    model, _ = load_model(
+        pipe,
+        draft.path,
+        layers=draft.layers,
+        gpu_layers=config.gpu_layers,
+        keep_free_mib=config.keep_free_mib,
+        allow_cpu_fallback=config.allow_cpu_fallback,
+    )
+    if not model.shares_prefixes:
+        raise MisfitError(f"{draft.path} cannot draft: nothing that it has read can be taken back")
+    check_vocabulary(model.vocabulary, vocabulary)
+    context = Context(
+        model,
+        cells=config.context_cells,
+        sequences=config.slots,
+        batch_tokens=READ_AT_ONCE,
+        ubatch_tokens=READ_AT_ONCE,
+        threads=config.threads,
+        kv_type="f16",
+        flash_attention=config.tuning.flash_attention,
+    )
+    return DraftModel(
+        model,
+        context,
+        leader=leader,
+        sequences=config.slots,
+        shared_tokens=vocabulary.size,
+        min_probability=draft.min_probability,
+    )
 
 
 def _context(config: EngineConfig, model: Model, tuned: Tuned) -> Context:

@@ -13,6 +13,7 @@ from services.llm.core.cells import Cells
 from services.llm.core.prefix import Source, Stored, StoredPrefixes, WarmPrefixes, longest_match
 from services.llm.core.wire import Counters, Failure, SpeculationRules, Submit, unpack_tokens
 from services.llm.host.context import Context, Tokens
+from services.llm.host.draft_model import DraftModel, Reader
 from services.llm.host.drafting import Drafter
 from services.llm.host.llama import LlamaError
 from services.llm.host.sampling import Chooser
@@ -38,6 +39,7 @@ class Roster:
         shares: bool,
         speculation: SpeculationRules,
         stored_bytes: int,
+        draft_model: DraftModel | None,
     ) -> None:
         self.active: list[Sequence] = []
         self.suspended: list[Sequence] = []
@@ -53,6 +55,7 @@ class Roster:
         self._shares = shares
         # What was computed for a draft in vain is cut off again, which only such models allow.
         self._speculation = speculation if shares and speculation.draft > 0 else None
+        self.draft_model = draft_model if self._speculation is not None else None
         self._numbers = list(range(slots + warm_sequences))
         self._arrivals = 0
 
@@ -154,6 +157,8 @@ class Roster:
         if sequence.chooser is not None:
             sequence.chooser.close()
             sequence.chooser = None
+        if self.draft_model is not None and sequence.drafter is not None and sequence.drafter.reader is not None:
+            self.draft_model.leave(sequence.drafter.reader)
         sequence.saved = None
         if sequence.cells == NO_CELLS:
             return
@@ -203,7 +208,7 @@ class Roster:
             )
             return True
         if sequence.submit.speculate and self._speculation is not None:
-            sequence.drafter = Drafter(self._speculation)
+            sequence.drafter = Drafter(self._speculation, None if self.draft_model is None else Reader())
         sequence.cells = number
         sequence.cached = sequence.computed
         self._counters.cached_tokens += sequence.computed

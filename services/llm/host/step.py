@@ -6,6 +6,7 @@ from services.llm.core import planner
 from services.llm.core.adapters import AdapterSet
 from services.llm.core.planner import Pace, StepLimits
 from services.llm.host.context import Batch
+from services.llm.host.draft_model import DraftModel, Wish
 from services.llm.host.roster import Roster
 from services.llm.host.sequence import Sequence
 
@@ -36,7 +37,8 @@ def plan(roster: Roster, pace: Pace, limits: StepLimits, *, adapters: AdapterSet
         roster.suspend_one()
     prefilling = [s for s in taking_part if s.pending is None]
     if not prefilling:
-        return _with_drafts(decoding, room=min(limits.batch_tokens, roster.cells.free) - len(decoding))
+        room = min(limits.batch_tokens, roster.cells.free) - len(decoding)
+        return _with_drafts(decoding, roster.draft_model, room=room)
     shares = [Share(sequence, 1, []) for sequence in decoding]
     remaining = [len(s.prompt) - s.computed for s in prefilling]
     budget = planner.prefill_budget(pace, limits, decoding=len(decoding), prefilling=len(prefilling))
@@ -51,17 +53,37 @@ def plan(roster: Roster, pace: Pace, limits: StepLimits, *, adapters: AdapterSet
     return shares
 
 
-def _with_drafts(decoding: list[Sequence], *, room: int) -> list[Share]:
+def _with_drafts(decoding: list[Sequence], model: DraftModel | None, *, room: int) -> list[Share]:
     """Return the last token of each sequence, and what may follow it as far as there is room for that."""
     shares = []
+    left: list[Share] = []
     for sequence in decoding:
         draft: list[int] = []
+        share = Share(sequence, 1, draft)
         if sequence.drafter is not None:
             most = min(room, sequence.room - 1)
-            draft = sequence.drafter.propose(sequence.prompt, sequence.generated, most=most)
+            draft += sequence.drafter.propose(sequence.prompt, sequence.generated, most=most)
             room -= len(draft)
-        shares.append(Share(sequence, 1, draft))
+            if not draft and sequence.drafter.reader is not None:
+                left.append(share)
+        shares.append(share)
+    if left and model is not None:
+        _ask_model(left, model, room=room)
     return shares
+
+
+def _ask_model(shares: list[Share], model: DraftModel, *, room: int) -> None:
+    """Let the draft model propose what may follow, as far as there is room."""
+    wishes = []
+    for sequence, _, _ in shares:
+        assert sequence.drafter is not None  # noqa: S101 - only such are asked for
+        assert sequence.drafter.reader is not None  # noqa: S101 - as above
+        most = max(0, min(room, sequence.room - 1))
+        most = sequence.drafter.wanted_of_model(answered=len(sequence.generated), most=most)
+        room -= most
+        wishes.append(Wish(sequence.drafter.reader, sequence.prompt, sequence.generated, most))
+    for share, draft in zip(shares, model.propose(wishes), strict=True):
+        share.draft.extend(draft)
 
 
 def fill(batch: Batch, shares: list[Share]) -> list[Row]:

@@ -185,3 +185,20 @@ def test_the_settings_embedding_model_stands_beside_a_catalogue_that_has_none(tm
     both = "models:\n- {name: talks, path: SMOL}\n- {name: v, path: SMOL, kind: embedding}"
     (fault,) = faults(tmp_path, both, embedding_gguf=str(file))
     assert "both say what makes vectors" in fault
+
+
+def test_a_draft_model_is_checked_and_its_memory_reckoned(tmp_path: Path) -> None:
+    text = "models:\n  - {name: large, path: SMOL, draft: SMOL}\n  - {name: alone, path: SMOL}\n"
+    large, alone = read(tmp_path, text, spec_draft=4)
+    assert large.chat.draft_model is not None
+    assert large.chat.draft_model.path in large.files
+    assert alone.chat.draft_model is None
+    assert large.need_mib == pytest.approx(2 * alone.need_mib, abs=1)
+    assert large.profile != alone.profile
+    assert not large.runs_like(alone)
+
+
+def test_a_draft_model_that_cannot_draft_is_refused_with_the_reason(tmp_path: Path) -> None:
+    text = "models:\n  - {name: large, path: SMOL, draft: SMOL}\n"
+    assert "OMNISERVE_LLM_SPEC_DRAFT is 0" in faults(tmp_path, text)[0]
+    assert "have each their own `draft`" in faults(tmp_path, text, spec_draft=4, spec_draft_gguf=default_path())[0]

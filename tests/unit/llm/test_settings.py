@@ -55,3 +55,8 @@ def test_openmp_s_own_variables_win_over_our_spinning(monkeypatch: pytest.Monkey
 def test_at_least_one_thread_computes_and_a_number_is_obeyed() -> None:
     assert load(LlmSettings, {}).compute_threads() >= 1
     assert load(LlmSettings, {"OMNISERVE_LLM_THREADS": "3"}).compute_threads() == 3
+
+
+def test_a_draft_model_that_may_propose_nothing_stops_the_start() -> None:
+    with pytest.raises(SettingsError, match="OMNISERVE_LLM_SPEC_DRAFT is 0"):
+        load(LlmSettings, {"OMNISERVE_LLM_SPEC_DRAFT_GGUF": "/draft.gguf"})

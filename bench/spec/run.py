@@ -38,13 +38,26 @@ PROMPTS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One burst: how fast, and what became of the drafts."""
+    """One burst: how fast, and what became of the drafts. `draft_calls`: decode calls of the draft model."""
 
     tokens_per_s: float
     tokens: int
     steps: int
     drafted: int
     accepted: int
+    calls_saved: int
+    draft_calls: int
+
+
+def sources(draft: int, draft_gguf: Path | None) -> Mapping[str, Mapping[str, str]]:
+    """Return what may propose, with the settings for it."""
+    most = {"OMNISERVE_LLM_SPEC_DRAFT": str(draft)}
+    found = {"lookup": most}
+    if draft_gguf is not None:
+        model = {**most, "OMNISERVE_LLM_SPEC_DRAFT_GGUF": str(draft_gguf)}
+        found["model"] = {**model, "OMNISERVE_LLM_SPEC_LOOKUP": "0"}
+        found["both"] = model
+    return found
 
 
 def measure(load: LoadProcess, mesh: Mesh, prompts: Sequence[str], *, tokens: int, speculate: bool) -> Arm:
@@ -55,48 +68,57 @@ def measure(load: LoadProcess, mesh: Mesh, prompts: Sequence[str], *, tokens: in
     if complaint := result.complaint(tokens):
         raise BenchError(complaint)
     after = mesh.engine()
+    was, now = before.speculation, after.speculation
     return Arm(
         tokens_per_s=result.tokens / result.seconds,
         tokens=result.tokens,
         steps=after.steps_total - before.steps_total,
-        drafted=after.speculation.drafted_total - before.speculation.drafted_total,
-        accepted=after.speculation.accepted_total - before.speculation.accepted_total,
+        drafted=now.drafted_total - was.drafted_total,
+        accepted=now.accepted_total - was.accepted_total,
+        calls_saved=now.calls_saved_total - was.calls_saved_total,
+        draft_calls=now.draft_calls_total - was.draft_calls_total,
     )
 
 
-def report(kind: str, with_drafts: Sequence[Arm], without: Sequence[Arm]) -> str:
-    """Return the lines of one kind of prompt."""
+def report(source: str, kind: str, with_drafts: Sequence[Arm], without: Sequence[Arm]) -> str:
+    """Return the line of one source and one kind of prompt."""
     speed = ratio([arm.tokens_per_s for arm in with_drafts], [arm.tokens_per_s for arm in without])
     steps = ratio([float(arm.steps) for arm in with_drafts], [float(arm.steps) for arm in without])
     drafted, accepted = sum(arm.drafted for arm in with_drafts), sum(arm.accepted for arm in with_drafts)
     tokens = sum(arm.tokens for arm in with_drafts)
+    saved, spent = sum(arm.calls_saved for arm in with_drafts), sum(arm.draft_calls for arm in with_drafts)
     return (
-        f"{kind:<12} tokens/s with over without {speed.show(2)}; steps {steps.show(2)}; "
+        f"{source:<7} {kind:<12} tokens/s with over without {speed.show(2)}; steps {steps.show(2)}; "
         f"drafted {drafted}, accepted {accepted} ({accepted / max(drafted, 1):.0%}); "
-        f"{accepted / tokens:.0%} of {tokens} tokens took no step of their own"
+        f"calls saved {saved} for {tokens} tokens, {spent} smaller ones spent on drafts"
     )
 
 
 def run(options: argparse.Namespace) -> None:
     """Measure and print."""
+    print(
+        f"drafts of at most {options.draft} tokens; {options.slots} slots, {options.threads} threads, {options.gguf.name}, "
+        f"draft model {options.draft_gguf.name if options.draft_gguf is not None else 'none'}, "
+        f"{options.tokens} tokens a stream, {options.rounds} rounds, greedy, one stream at a time",
+        flush=True,
+    )
+    for source, settings in sources(options.draft, options.draft_gguf).items():
+        _measure_source(source, settings, options)
+
+
+def _measure_source(source: str, settings: Mapping[str, str], options: argparse.Namespace) -> None:
     shape = Shape(options.gguf, options.threads, options.slots, options.context)
-    environ = {**os.environ, "OMNISERVE_LLM_SPEC_DRAFT": str(options.draft)}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omniserve-bench-")))
-        mesh = stack.enter_context(start_mesh(shape, environ=environ, folder=folder))
+        mesh = stack.enter_context(start_mesh(shape, environ={**os.environ, **settings}, folder=folder))
         load = stack.enter_context(LoadProcess())
-        print(
-            f"drafts of at most {options.draft} tokens; {options.slots} slots, {options.threads} threads, {options.gguf.name}, "
-            f"{options.tokens} tokens a stream, {options.rounds} rounds, greedy, one stream at a time",
-            flush=True,
-        )
         for kind, prompts in PROMPTS.items():
             arms: tuple[list[Arm], list[Arm]] = ([], [])
             for round_index in range(options.rounds):
                 prompt = prompts[round_index % len(prompts)]
                 for which in abba(round_index):
                     arms[which].append(measure(load, mesh, [prompt], tokens=options.tokens, speculate=which == 0))
-            print(report(kind, *arms), flush=True)
+            print(report(source, kind, *arms), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,6 +128,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="compute threads")
     parser.add_argument("--slots", type=int, default=16, help="sequences at once")
     parser.add_argument("--context", type=int, default=8192, help="context tokens in all")
+    parser.add_argument(
+        "--draft-gguf", type=Path, help="small model of the same vocabulary; measured by itself and beside the text"
+    )
     parser.add_argument("--draft", type=int, default=8, help="most tokens of a draft")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of every stream")
     parser.add_argument("--rounds", type=int, default=4, help="interleaved rounds per kind of prompt")
