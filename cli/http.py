@@ -6,11 +6,10 @@ import http as standard
 import json
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
 from cli.errors import CliError
 from cli.sse import SseDecoder
 from cli.terminal import one_line
+from services.kit.http_client import httpx
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping

@@ -11,13 +11,12 @@ from functools import cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import httpx
-
 from cli import http
 from cli.errors import CliError, Exit
 from cli.rooms import load_rooms
 from cli.status_view import HEADER, Answer, rows, trouble
 from cli.terminal import console, make_table, note, print_table
+from services.kit.http_client import httpx
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 
 from deploy.edge_settings import EdgeSettings
 from deploy.replies import gate_reply_config, local_reply_config
-from deploy.template import Node, fill, to_yaml
+from deploy.template import fill
 from services.kit.access import EDGE_OPERATOR, EDGE_PUBLIC
 from services.kit.callouts import beside
 from services.kit.settings import SettingsError, load
 from services.kit.tokens import ensure_token
+from services.kit.yaml_text import Node, to_text
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TEMPLATE: Final = ROOT / "envoy" / "envoy.yaml"
@@ -41,7 +42,7 @@ _AUTHORITIES: Final = (
 
 def render(template: str, settings: EdgeSettings) -> str:
     """Return Envoy's configuration as YAML. Raises TemplateError when template and settings do not fit."""
-    return to_yaml(fill(template, _values(settings)))
+    return to_text(fill(template, _values(settings)))
 
 
 def wrapper_variables(settings: EdgeSettings) -> str:

@@ -44,11 +44,15 @@ _MOST_FILES: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One process of the mesh as the launcher waits for it. `where`: host:port."""
+    """One process of the mesh as the launcher waits for it. `where`: host:port.
+
+    `asks`: it is ready when those before it are, whom it asks itself: to ask it earlier would only keep them from starting.
+    """
 
     name: str
     where: str
     probe: Probe
+    asks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +158,8 @@ def _services(edge: EdgeSettings) -> tuple[Service, ...]:
         Service("llm", edge.llm_address, grpc_probe(edge.llm_address)),
         Service("diffusion", edge.diffusion_address, grpc_probe(edge.diffusion_address)),
         Service("jobs", edge.jobs_address, grpc_probe(edge.jobs_address)),
-        Service("facade", edge.facade_address, http_probe(edge.facade_address, "/readyz")),
-        Service("envoy", door, http_probe(door, "/readyz")),
+        Service("facade", edge.facade_address, http_probe(edge.facade_address, "/readyz"), asks=True),
+        Service("envoy", door, http_probe(door, "/readyz"), asks=True),
     )
 
 

@@ -1,6 +1,7 @@
 """Asks each process whether it can do its work: gRPC health for services, HTTP for the facade and the front door."""
 
 import http.client
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import closing
 
@@ -19,6 +20,8 @@ def grpc_probe(address: str, service: str = "") -> Probe:
 
     def serving() -> bool:
         nonlocal stub
+        if stub is None and not _is_open(address):
+            return False  # a channel would try again and again in the background, at the expense of those who start
         stub = stub or health_pb2_grpc.HealthStub(grpc.insecure_channel(address, options=_CHANNEL_OPTIONS))
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=_TIMEOUT_S)
@@ -27,6 +30,15 @@ def grpc_probe(address: str, service: str = "") -> Probe:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     return serving
+
+
+def _is_open(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def http_probe(address: str, path: str) -> Probe:

@@ -6,7 +6,7 @@ sees one kind of error. gRPC callers get the bare sentence, which Envoy puts int
 
 from dataclasses import dataclass
 
-from deploy.template import Node
+from services.kit.yaml_text import Node
 
 _BODY = "%LOCAL_REPLY_BODY%"
 _DETAILS = "%RESPONSE_CODE_DETAILS%"

@@ -6,11 +6,8 @@ can break out of its place.
 
 import re
 from collections.abc import Mapping
-from typing import TypeAlias
 
-import yaml
-
-Node: TypeAlias = "str | int | float | bool | list[Node] | dict[str, Node] | None"
+from services.kit.yaml_text import Node, from_text
 
 PLACEHOLDER = re.compile(r"\$\{([A-Z0-9_]+)\}")
 SHARED = "x-shared"
@@ -33,7 +30,7 @@ def fill(template: str, values: Mapping[str, Node]) -> dict[str, Node]:
     A node that is nothing but a placeholder takes the value's type; a value of None removes the node. The top-level key
     `x-shared` (home of YAML anchors) is dropped. Raises TemplateError for unknown and unused names.
     """
-    tree = yaml.safe_load(template)
+    tree = from_text(template)
     used: set[str] = set()
     filled = _filled_pairs({key: node for key, node in tree.items() if key != SHARED}, values, used)
     if unused := sorted(set(values) - used):
@@ -69,15 +66,3 @@ def _filled_text(text: str, values: Mapping[str, Node], used: set[str]) -> "Node
         value = value_of(whole)
         return _ABSENT if value is None else value
     return PLACEHOLDER.sub(lambda match: str(value_of(match)), text)
-
-
-def to_yaml(tree: Node) -> str:
-    """Return the tree as YAML text without anchors, keys in the order of the template."""
-    return yaml.dump(tree, Dumper=_PlainDumper, sort_keys=False, width=120, allow_unicode=True)
-
-
-class _PlainDumper(yaml.SafeDumper):
-    """Writes repeated nodes in full: what Envoy shows in an error is then where it stands."""
-
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
-        return True

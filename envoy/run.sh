@@ -102,8 +102,8 @@ trap 'wishes=$((wishes + 1))' HUP
 
 # Envoy wants relay's files at its start; those of a former run will do until relay has better ones.
 wanted=("$xds/cds.yaml" "$xds"/rds.{gate,public,operator,mesh}.yaml)
-missing() { for file in "${wanted[@]}"; do [ -s "$file" ] || { echo "$file"; return; }; done; }
-while file=$(missing) && [ -n "$file" ]; do
+missing() { for file in "${wanted[@]}"; do [ -s "$file" ] || return 0; done; return 1; } # sets file, and starts no process
+while missing; do
   [ "$signals" -eq 0 ] || exit 0
   [ "$SECONDS" -lt "$xds_limit_s" ] || { echo "run.sh: no $file after $xds_limit_s s; relay writes it" >&2; exit 1; }
   pause 0.1

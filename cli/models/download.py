@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Protocol
 
-import httpx
-
 from cli import http
 from cli.errors import CliError
 from cli.models import store
 from cli.models.gguf import MAGIC, describe_foreign
 from cli.models.partial import Origin, PartFile
+from services.kit.http_client import httpx
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -19,7 +19,7 @@ from services.kit.hosts.coordinators import Coordinators
 from services.kit.hosts.footprints import Footprints
 from services.kit.hosts.leased import BrokerLeases
 from services.kit.hosts.leases import Leases, OwnBudget
-from services.kit.http_client import httpx
+from services.kit.http_client import OnDemand, httpx
 from services.kit.owner import Owner
 from services.kit.permits import PermitClient
 from services.kit.run import run
@@ -35,9 +35,11 @@ async def main(settings: DiffusionSettings, owner: Owner) -> None:
         PermitClient(admission, service="diffusion", session_id=uuid.uuid4().hex, owner=owner) as permits,
         AsyncExitStack() as stack,
     ):
+        http = OnDemand(lambda: httpx.AsyncClient(trust_env=False))
+        stack.push_async_callback(http.aclose)
         coordinators = Coordinators(
             settings.coordinators,
-            await stack.enter_async_context(httpx.AsyncClient(trust_env=False)),
+            http,
             wait_s=settings.coordinator_timeout_s,
             load_s=settings.load_timeout_s,
         )

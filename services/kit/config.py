@@ -10,12 +10,17 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from services.kit.lean import Later
 from services.kit.settings import SettingsError, knob
+
+if TYPE_CHECKING:
+    import yaml
+else:
+    yaml = Later("yaml")  # most processes have no such file
 
 SECTIONS: Final = ("models", "upstreams", "routes", "keys", "lanes", "reserves")
 # Top-level keys for the writer's own use: places for YAML anchors.
@@ -157,14 +162,14 @@ def parse(text: str, file: str) -> Document:
 class _Reader:
     """Turns YAML's nodes into plain values and remembers the line of each."""
 
-    def __init__(self, loader: yaml.SafeLoader, file: str) -> None:
+    def __init__(self, loader: "yaml.SafeLoader", file: str) -> None:
         self._loader = loader
         self._file = file
         self._nodes = 0
         self.lines: dict[Place, int] = {}
         self.faults: list[Fault] = []
 
-    def value(self, node: yaml.Node, path: Place) -> Any:  # noqa: ANN401 - any YAML value
+    def value(self, node: "yaml.Node", path: Place) -> Any:  # noqa: ANN401 - any YAML value
         """Return the node's value. Raises ValueError when there are too many of them, or one within itself."""
         self._nodes += 1
         if self._nodes > _MOST_NODES or len(path) > _DEEPEST:
@@ -178,7 +183,7 @@ class _Reader:
             return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
         return self._loader.construct_object(node)
 
-    def _mapping(self, node: yaml.MappingNode, path: Place) -> dict[str, Any]:
+    def _mapping(self, node: "yaml.MappingNode", path: Place) -> dict[str, Any]:
         self._refuse_repeats(node, path)
         self._loader.flatten_mapping(node)  # `<<`: what is merged comes first, so that the mapping's own keys win
         found: dict[str, Any] = {}
@@ -188,7 +193,7 @@ class _Reader:
             found[key] = self.value(value_node, (*path, key))
         return found
 
-    def _refuse_repeats(self, node: yaml.MappingNode, path: Place) -> None:
+    def _refuse_repeats(self, node: "yaml.MappingNode", path: Place) -> None:
         seen: dict[str, int] = {}
         for key_node, _ in node.value:
             key, line = self._key(key_node), key_node.start_mark.line + 1
@@ -197,7 +202,7 @@ class _Reader:
                 self.faults.append(Fault(self._file, line, setting, f"is set twice, first in line {seen[key]}"))
             seen.setdefault(key, line)
 
-    def _key(self, node: yaml.Node) -> str:
+    def _key(self, node: "yaml.Node") -> str:
         """Return a key as it is written: `3d` and `on` are names here, not numbers or truths."""
         if not isinstance(node, yaml.ScalarNode):
             raise yaml.MarkedYAMLError(problem="a key must be a word", problem_mark=node.start_mark)

@@ -1,8 +1,14 @@
-"""Imports without what no service uses: structlog and httpx load libraries for consoles and command lines if they find them."""
+"""Imports of what is used only: less of a library, or a library later.
 
+structlog and httpx load libraries for consoles and command lines if they find them, and most processes never use what a few
+functions need.
+"""
+
+import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 
 @contextmanager
@@ -20,3 +26,18 @@ def without(*packages: str) -> Iterator[None]:
         for name in hidden:
             if sys.modules.get(name) is None:
                 del sys.modules[name]
+
+
+class Later(ModuleType):
+    """A module that is imported when something in it is first asked for, without the packages `hidden`."""
+
+    def __init__(self, name: str, *hidden: str) -> None:
+        super().__init__(name)
+        self._hidden = hidden
+
+    def __getattr__(self, name: str) -> object:
+        with without(*self._hidden):
+            module = importlib.import_module(self.__name__)
+        found: object = getattr(module, name)
+        setattr(self, name, found)
+        return found

@@ -9,23 +9,17 @@ import json
 import os
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, SecretStr, ValidationError
 from pydantic.fields import Field, FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 NAMESPACE: Final = "OMNISERVE_"
 # Services that others call; each has an address below.
 PEERS: Final = ("admission", "diffusion", "jobs", "llm", "relay", "vram")
 _ROOT: Final = Path(__file__).resolve().parents[2]
-
-# Where the environment comes from while `load` builds an instance; nothing else reads it.
-_environment: ContextVar[Mapping[str, str]] = ContextVar("omniserve_environment", default=MappingProxyType({}))
 
 
 class SettingsError(Exception):
@@ -81,54 +75,20 @@ def body_limit_knob(sentence: str) -> Any:  # noqa: ANN401 - as knob
     return knob(80, sentence, unit="MiB", aliases=("OMNISERVE_BODY_LIMIT_MIB",), ge=1, le=90)
 
 
-class ServiceSettings(BaseSettings):
+class ServiceSettings(BaseModel):
     """Base of a room's settings: a frozen value. Subclasses set `service`; the variables' prefix is OMNISERVE_<SERVICE>_."""
 
     # defer_build: only the one class a process uses is worth what pydantic's schema of it costs.
-    model_config = SettingsConfigDict(
+    model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True, defer_build=True
     )
 
     service: ClassVar[str]
 
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic passes it by name
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic passes it by name
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic passes it by name
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Take arguments first, then the variables of each knob."""
-        return init_settings, _KnobSource(settings_cls, _environment.get())
-
-    @classmethod
     def prefix(cls) -> str:
         """Return the prefix of its variables."""
         return f"{NAMESPACE}{cls.service.upper().replace('-', '_')}_"
-
-
-class _KnobSource(PydanticBaseSettingsSource):
-    """Reads the knobs of a settings class from a mapping of variables."""
-
-    def __init__(self, settings_cls: type[BaseSettings], environ: Mapping[str, str]) -> None:
-        super().__init__(settings_cls)
-        self._environ = environ
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Return the value of the first variable that is set, its name, and False (values come ready)."""
-        cls = typing.cast("type[ServiceSettings]", self.settings_cls)
-        for name in _names(cls, field_name, field):
-            text = self._environ.get(name, "")
-            if text:  # set but empty counts as not set: `VAR=${VAR:-}` is common in compose files
-                return (_split(text) if _is_sequence(field.annotation) else text), name, False
-        return None, field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        """Return the values of all knobs that are set."""
-        found = {n: self.get_field_value(field, n)[0] for n, field in self.settings_cls.model_fields.items()}
-        return {name: value for name, value in found.items() if value is not None}
 
 
 def _address(value: str) -> str:
@@ -211,13 +171,10 @@ def load(cls: type[S], environ: Mapping[str, str] | None = None) -> S:
     """
     environ = os.environ if environ is None else environ
     problems = _unknown(cls, environ)
-    token = _environment.set(environ)
     try:
-        settings = cls()
+        settings = cls(**_given(cls, environ))
     except ValidationError as error:
         raise SettingsError([*problems, *_bad_values(cls, error, environ)]) from None
-    finally:
-        _environment.reset(token)
     if problems:
         raise SettingsError(problems)
     return settings
@@ -232,13 +189,10 @@ def check_environment(classes: Iterable[type[ServiceSettings]], environ: Mapping
     known = known_variables(*classes)
     problems = [_unknown_sentence(name, known) for name in sorted(environ) if _ours(name) and name not in known]
     for cls in classes:
-        token = _environment.set(environ)
         try:
-            cls()
+            cls(**_given(cls, environ))
         except ValidationError as error:
             problems += [p for p in _bad_values(cls, error, environ) if p not in problems]
-        finally:
-            _environment.reset(token)
     if problems:
         raise SettingsError(problems)
 
@@ -263,6 +217,19 @@ def settings_table(cls: type[ServiceSettings], *, shared: bool = False) -> str:
             also = f" Also accepted: {', '.join(f'`{name}`' for name in others)}." if others else ""
             rows.append(f"| `{each.name}` | {each.default} | {each.unit} | {each.sentence}{also} |")
     return "\n".join(rows)
+
+
+def _given(cls: type[ServiceSettings], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the knobs that are set, by field: the first variable of each that has a text.
+
+    Set but empty counts as not set: `VAR=${VAR:-}` is common in compose files.
+    """
+    found: dict[str, Any] = {}
+    for name, field in cls.model_fields.items():
+        text = next(filter(None, map(environ.get, _names(cls, name, field))), None)
+        if text is not None:
+            found[name] = _split(text) if _is_sequence(field.annotation) else text
+    return found
 
 
 def _knob(cls: type[ServiceSettings], name: str, field: FieldInfo) -> Knob:
@@ -345,7 +312,11 @@ def _ours(name: str) -> bool:
 
 def _unknown(cls: type[ServiceSettings], environ: Mapping[str, str]) -> list[str]:
     known = known_variables(cls)
-    strangers = [name for name in sorted(environ) if name.startswith(cls.prefix()) and name not in known]
+    # Where a service is called is a setting of its callers, which every mesh has.
+    called = {f"{NAMESPACE}{peer.upper()}_ADDRESS" for peer in (*PEERS, "facade")}
+    strangers = [
+        name for name in sorted(environ) if name.startswith(cls.prefix()) and name not in known and name not in called
+    ]
     if not strangers:
         return []
     # Another room may use a name with this room's prefix (a peer's address, a seed's name): ask before refusing.

@@ -15,7 +15,7 @@ from services.kit.server import serve
 from services.relay.adapters.door import read_door
 from services.relay.adapters.former import FormerInputs
 from services.relay.adapters.free_memory import FreeMemory
-from services.relay.adapters.judge import version_of
+from services.relay.adapters.judge import EnvoyVersion
 from services.relay.adapters.xds_files import XdsFiles
 from services.relay.api import open_api
 from services.relay.control import Control
@@ -45,7 +45,7 @@ async def main(settings: RelaySettings, owner: Owner) -> None:
     owner.start(control.run(), name="the owner of Envoy's configuration")
     owner.start(live.run(control), name="the owner of live endpoints")
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, control.poke)
-    version = await version_of(door.envoy)
+    version = EnvoyVersion(door.envoy)
     async with open_api(settings, control, live, clock, environ=environ, envoy_version=version) as api:
         await serve(
             name="relay",

@@ -12,6 +12,7 @@ from services.kit.clock import Clock
 from services.kit.tokens import ensure_token
 from services.relay.adapters.envoy_stats import EnvoyStats
 from services.relay.adapters.forward import Forwarder
+from services.relay.adapters.judge import EnvoyVersion
 from services.relay.control import Control
 from services.relay.live import LiveEndpoints
 from services.relay.service import RelayAdminServicer, RelayServicer
@@ -43,7 +44,7 @@ async def open_api(
     clock: Clock,
     *,
     environ: Mapping[str, str],
-    envoy_version: str,
+    envoy_version: EnvoyVersion,
 ) -> AsyncIterator[Api]:
     """Give the API for the length of a block; its connections are closed at the end. `environ` has credentials."""
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every URL, and with it callers' queries

@@ -19,7 +19,7 @@ from services.kit.keyring import KeyringError
 from services.relay import translate
 from services.relay.adapters.envoy_stats import EnvoyStats
 from services.relay.adapters.forward import Answer, Forwarder
-from services.relay.adapters.judge import JudgeError
+from services.relay.adapters.judge import EnvoyVersion, JudgeError
 from services.relay.control import Control
 from services.relay.core.forwarding import PIECE_BYTES, Outgoing, outgoing, principal_of
 from services.relay.core.model import GroupKind, RelayInputs
@@ -48,7 +48,7 @@ class RelayServicer(relay_pb2_grpc.RelayServiceServicer):
         clock: Clock,
         *,
         default_ttl_s: int,
-        envoy_version: str,
+        envoy_version: EnvoyVersion,
         told_every_s: float = _TOLD_EVERY_S,
     ) -> None:
         self._control = control
@@ -98,7 +98,7 @@ class RelayServicer(relay_pb2_grpc.RelayServiceServicer):
             config_applied_unix_ms=state.applied_unix_ms,
             problems=[translate.problem(each) for each in state.problems],
             envoy_reachable=reading.reachable,
-            envoy_version=self._envoy_version,
+            envoy_version=await self._envoy_version.read(),
             stats_age_ms=None if age_s is None else round(age_s * 1000),
             upstreams=translate.statuses(upstreams, state.rendered.plan, reading.stats),
             draining=reading.stats.draining,

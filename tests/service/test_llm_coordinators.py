@@ -50,7 +50,7 @@ async def ask(peers):
     async with httpx.AsyncClient(trust_env=False) as http:
 
         def coordinators(*names: str, wait_s: float = 30.0) -> Coordinators:
-            return Coordinators([f"{peers.base}/{name}/" for name in names], http, wait_s=wait_s, load_s=10)
+            return Coordinators([f"{peers.base}/{name}/" for name in names], lambda: http, wait_s=wait_s, load_s=10)
 
         yield coordinators
 
@@ -109,6 +109,6 @@ async def test_one_that_says_nothing_is_waited_for_a_bounded_time(peers, ask):
 
 async def test_one_that_is_not_there_is_named():
     async with httpx.AsyncClient(trust_env=False) as http:
-        nobody = Coordinators(["http://127.0.0.1:9"], http, wait_s=5, load_s=1)
+        nobody = Coordinators(["http://127.0.0.1:9"], lambda: http, wait_s=5, load_s=1)
         with pytest.raises(NotHeldError, match=r"http://127.0.0.1:9 did not hold: ConnectError"):
             await nobody.holding().__aenter__()

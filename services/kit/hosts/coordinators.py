@@ -1,7 +1,7 @@
 """Other processes that must not begin anything while a model is loaded: asked to hold, one after the other, and released."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
@@ -20,10 +20,12 @@ class NotHeldError(Exception):
 class Coordinators:
     """Processes by the base of their addresses, in the order in which they are asked.
 
-    `wait_s`: how long each may take to say that it holds. A hold ends by itself after a time, whatever becomes of us.
+    `http`: makes the client that asks, or gives it again. `wait_s`: how long each may take to say that it holds. A hold ends by itself after a time, whatever becomes of us.
     """
 
-    def __init__(self, bases: Sequence[str], http: httpx.AsyncClient, *, wait_s: float, load_s: float) -> None:
+    def __init__(
+        self, bases: Sequence[str], http: "Callable[[], httpx.AsyncClient]", *, wait_s: float, load_s: float
+    ) -> None:
         self._bases = tuple(base.rstrip("/") for base in bases)
         self._http = http
         self._wait_s = wait_s
@@ -44,7 +46,7 @@ class Coordinators:
 
     async def _hold(self, base: str) -> None:
         try:
-            answer = await self._http.post(
+            answer = await self._http().post(
                 f"{base}/admin/hold", params={"seconds": self._seconds}, json={}, timeout=self._wait_s
             )
         except httpx.HTTPError as error:
@@ -57,7 +59,7 @@ class Coordinators:
     async def _release(self, base: str) -> None:
         try:
             async with asyncio.timeout(_RELEASE_S):
-                answer = await self._http.post(f"{base}/admin/release", json={})
+                answer = await self._http().post(f"{base}/admin/release", json={})
         except (httpx.HTTPError, TimeoutError) as error:
             _log.warning("a hold was not released; it ends by itself", peer=base, why=str(error))
             return
@@ -65,7 +67,7 @@ class Coordinators:
             _log.warning("a hold was not released; it ends by itself", peer=base, status=answer.status_code)
 
 
-def _is_busy(answer: httpx.Response) -> bool:
+def _is_busy(answer: "httpx.Response") -> bool:
     """Return whether a process says that something still runs; many say nothing about it."""
     try:
         said = answer.json()

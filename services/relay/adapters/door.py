@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import yaml
 
-from services.relay.adapters.texts import from_text
+from services.kit.yaml_text import from_text
 from services.relay.core.render_nodes import DoorFacts, Tree
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from services.kit import telemetry
 from services.kit.clock import Clock
-from services.kit.http_client import httpx
+from services.kit.http_client import OnDemand, httpx
 from services.relay.core.stats import FILTER, EdgeStats, parse
 
 TIMEOUT_S: Final = 1.0
@@ -30,7 +30,9 @@ class EnvoyStats:
         self._url = f"http://{address}{_PATH}"
         self._clock = clock
         self._interval_s = interval_s
-        self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, headers={"host": "localhost"})
+        self._client = OnDemand(
+            lambda: httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, headers={"host": "localhost"})
+        )
         self._turn = asyncio.Lock()
         self._last = Reading(EdgeStats({}), None, reachable=False)
         self._tried_at: float | None = None
@@ -50,7 +52,7 @@ class EnvoyStats:
 
     async def _ask(self, now: float) -> Reading:
         try:
-            answer = await self._client.get(self._url, params={"format": "json", "filter": FILTER})
+            answer = await self._client().get(self._url, params={"format": "json", "filter": FILTER})
             answer.raise_for_status()
             return Reading(parse(answer.json()), now, reachable=True)
         except (httpx.HTTPError, ValueError) as error:

@@ -8,7 +8,7 @@ from typing import Final
 from services.kit.access import CLIENT_KEY, REQUEST_ID_KEY, TIER_KEY, TOKEN_KEY, TRACEPARENT_KEY
 from services.kit.context import current_request
 from services.kit.errors import DomainError, Reason
-from services.kit.http_client import httpx
+from services.kit.http_client import OnDemand, httpx
 from services.relay.core.forwarding import MIB, Outgoing, passed_on, refusal, too_large
 
 _CONNECT_S: Final = 2.0
@@ -34,11 +34,13 @@ class Forwarder:
     def __init__(self, address: str, token: str) -> None:
         self._url = f"http://{address}"
         self._token = token
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(None, connect=_CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-            trust_env=False,
-            follow_redirects=False,
+        self._client = OnDemand(
+            lambda: httpx.AsyncClient(
+                timeout=httpx.Timeout(None, connect=_CONNECT_S),
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+                trust_env=False,
+                follow_redirects=False,
+            )
         )
 
     async def close(self) -> None:
@@ -55,14 +57,14 @@ class Forwarder:
 
         Raises DomainError: what the mesh refuses by its own reason, upstream_failed for what breaks, too_large.
         """
-        sent = self._client.build_request(
+        sent = self._client().build_request(
             request.method,
             httpx.URL(self._url + request.target),
             headers=self._headers(request, client, tier, request_id),
             content=_limited(body, request),
         )
         try:
-            response = await self._client.send(sent, stream=True)
+            response = await self._client().send(sent, stream=True)
         except httpx.HTTPError as error:
             raise _failed(error) from error
         try:
@@ -103,7 +105,7 @@ def _mismatch(total: int, declared: int) -> DomainError:
     return DomainError(Reason.INVALID_REQUEST, message, field="head.body_bytes")
 
 
-async def _answer(response: httpx.Response, request_id: str) -> Answer:
+async def _answer(response: "httpx.Response", request_id: str) -> Answer:
     """Return the answer. Raises DomainError when it is the mesh that answers."""
     pieces = _pieces(response)
     begun: list[bytes] = []
@@ -141,7 +143,7 @@ async def _continued(begun: list[bytes], pieces: AsyncIterator[bytes]) -> AsyncI
         yield piece
 
 
-async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
+async def _pieces(response: "httpx.Response") -> AsyncIterator[bytes]:
     try:
         async for piece in response.aiter_raw():
             yield piece
@@ -149,7 +151,7 @@ async def _pieces(response: httpx.Response) -> AsyncIterator[bytes]:
         raise _failed(error) from error
 
 
-def _failed(error: httpx.HTTPError) -> DomainError:
+def _failed(error: "httpx.HTTPError") -> DomainError:
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return DomainError(Reason.UPSTREAM_FAILED, f"Envoy's mesh listener cannot be reached: {error}")
     return DomainError(Reason.UPSTREAM_FAILED, f"the exchange with the worker broke: {error or type(error).__name__}")

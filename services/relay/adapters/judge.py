@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from services.relay.adapters.texts import to_text
+from services.kit.yaml_text import to_text
 from services.relay.core.render_nodes import Tree
 
 _LIMIT_S: Final = 120.0
@@ -34,11 +34,25 @@ async def refusal_of(envoy: str, configuration: Tree) -> str | None:
     return _reason(said) or f"envoy --mode validate ended with status {status}"
 
 
-async def version_of(envoy: str) -> str:
-    """Return the version of the Envoy that judges, "" when it does not say one. Raises JudgeError."""
-    _, said = await _run([envoy, "--version"])
-    found = _VERSION.search(said.rpartition("version:")[2])
-    return found[1] if found else ""
+class EnvoyVersion:
+    """The version of the Envoy that judges, found out when it is first asked for: starting an Envoy costs."""
+
+    def __init__(self, envoy: str) -> None:
+        self._envoy = envoy
+        self._turn = asyncio.Lock()
+        self._found: str | None = None
+
+    async def read(self) -> str:
+        """Return the version, "" when Envoy does not say one or cannot be asked."""
+        async with self._turn:
+            if self._found is None:
+                try:
+                    _, said = await _run([self._envoy, "--version"])
+                except JudgeError:
+                    return ""
+                found = _VERSION.search(said.rpartition("version:")[2])
+                self._found = found[1] if found else ""
+            return self._found
 
 
 async def _run(command: Sequence[str]) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from typing import Final
 
 import yaml
 
-from services.relay.adapters.texts import from_text, to_text
+from services.kit.yaml_text import from_text, to_text
 from services.relay.core.render import ROUTE_CONFIGURATIONS, Rendered
 from services.relay.core.render_clusters import endpoints_file
 from services.relay.core.render_nodes import TYPES, Node, Tree

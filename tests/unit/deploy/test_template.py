@@ -1,7 +1,8 @@
 import pytest
 import yaml
 
-from deploy.template import TemplateError, fill, to_yaml
+from deploy.template import TemplateError, fill
+from services.kit.yaml_text import to_text
 
 
 def test_a_placeholder_alone_takes_the_type_of_its_value():
@@ -16,7 +17,7 @@ def test_a_placeholder_inside_text_is_written_into_it():
 def test_a_value_cannot_break_out_of_its_place():
     evil = "x: 1\nadmin: {address: everywhere} # ${PORT}"
     tree = fill("path: ${PATH_NAME}", {"PATH_NAME": evil})
-    assert yaml.safe_load(to_yaml(tree)) == {"path": evil}
+    assert yaml.safe_load(to_text(tree)) == {"path": evil}
 
 
 def test_none_takes_its_key_and_its_list_entry_with_it():
@@ -26,7 +27,7 @@ def test_none_takes_its_key_and_its_list_entry_with_it():
 def test_shared_anchors_are_expanded_and_dropped():
     tree = fill("x-shared: {c: &c {port: '${P}'}}\na: *c\nb: {<<: *c, more: 1}", {"P": 1})
     assert tree == {"a": {"port": 1}, "b": {"port": 1, "more": 1}}
-    assert "&" not in to_yaml(tree)
+    assert "&" not in to_text(tree)
 
 
 def test_a_placeholder_without_a_value_is_an_error():

@@ -22,7 +22,7 @@ class Stream:
 
 async def test_a_waiting_caller_is_told_every_while_and_nothing_once_the_worker_answers():
     answered, clock = asyncio.Event(), ManualClock()
-    servicer = RelayServicer(None, None, None, None, clock, default_ttl_s=60, told_every_s=0.001, envoy_version="")
+    servicer = RelayServicer(None, None, None, None, clock, default_ttl_s=60, told_every_s=0.001, envoy_version=None)
     stream = Stream(answered, 3)
     await servicer._tell_waiting(answered, stream)
     assert [message.WhichOneof("event") for message in stream.written] == ["queued"] * 3
@@ -33,7 +33,7 @@ async def test_an_answer_that_is_there_at_once_says_nothing_of_waiting():
     answered = asyncio.Event()
     answered.set()
     servicer = RelayServicer(
-        None, None, None, None, ManualClock(), default_ttl_s=60, told_every_s=0.001, envoy_version=""
+        None, None, None, None, ManualClock(), default_ttl_s=60, told_every_s=0.001, envoy_version=None
     )
     stream = Stream(answered, 1)
     await servicer._tell_waiting(answered, stream)

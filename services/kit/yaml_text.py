@@ -1,10 +1,10 @@
-"""Nodes as YAML text and back."""
+"""Trees of plain values as YAML text and back."""
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import yaml
 
-from services.relay.core.render_nodes import Node
+Node: TypeAlias = "str | int | float | bool | list[Node] | dict[str, Node] | None"
 
 # The same in C where the library has it, some ten times as fast.
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
