@@ -108,7 +108,7 @@ check: setup ## Lint, types, import contracts, proto lint.
 	$(BIN)/buf lint
 	$(BIN)/shellcheck $(SHELL_FILES)
 
-# How many processes run the tests beside each other, file by file; 0: this one, one test after another. Much of a test is the
+# How many processes run the tests beside each other, file by file and those together which share a mesh; 0: this one, one test after another. Much of a test is the
 # start of services and waiting for them, which leaves half of a machine idle.
 TEST_PROCESSES ?= 2
 
@@ -117,10 +117,12 @@ test: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: test
 test: check ## Every gate and every test.
-	$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: chaos
-chaos: setup ## Kill the memory broker 200 times under load, race 10,000 times for memory; `make test` does less of it.
+chaos: setup ## Kill, cancel, race and vary far more than `make test` does: 200 kills of the memory broker, 10,000 races for memory.
+	THOROUGH=1 $(BIN)/pytest tests/unit tests/chaos/test_disconnects.py tests/chaos/test_edge_killed.py \
+	  tests/service/test_admission_gate.py tests/service/test_llm_engine.py tests/service/test_llm_service.py
 	KILLS=200 RACES=10000 $(BIN)/pytest tests/chaos/test_vram_killed.py tests/service/test_vram_service.py
 	OMNISERVE_CHAOS_CLIENTS=40 $(BIN)/pytest tests/service/test_llm_models.py -k alternating
 	LEASE_REQUESTS=200 $(BIN)/pytest tests/service/test_llm_leases.py

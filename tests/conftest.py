@@ -23,7 +23,7 @@ from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from httpx._transports import default as transports
 
 from deploy.control import NotRunningError, Process, Supervisor
-from tests.fixtures.parallel import arrange, calm_openmp, own_ports, restore_signals, turn
+from tests.fixtures.parallel import arrange, calm_openmp, own_ports, restore_signals, scope, turn
 
 # Continuous integration judges a commit, so the same commit gets the same examples; everybody else explores.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
@@ -53,6 +53,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Under pytest-xdist, begin with what takes long."""
     if hasattr(config, "workerinput"):
         arrange(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Under pytest-xdist, keep together what shares something."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling  # noqa: PLC0415 - only there when it runs
+
+    class Scheduling(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from tests.fixtures.amounts import amount
 from tests.fixtures.load import Chats, Load
 from tests.fixtures.proxied import proxied_mesh
 
@@ -13,7 +14,12 @@ pytestmark = pytest.mark.alone
 
 SLOTS = 4
 RESTARTS = int(os.environ.get("OMNISERVE_CHAOS_RESTARTS", "1"))
-ROUNDS = {"admission": 4, "relay": 2, "envoy": 2, "workers": 4}
+ROUNDS = {
+    "admission": amount(2, thorough=4),
+    "relay": amount(1, thorough=2),
+    "envoy": amount(1, thorough=2),
+    "workers": amount(2, thorough=4),
+}
 
 
 @pytest.fixture(scope="module")

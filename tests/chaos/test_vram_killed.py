@@ -20,7 +20,7 @@ from tests.fixtures import nvml
 from tests.fixtures.nvml import StandIn
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = int(os.environ.get("KILLS", "20"))
+KILLS = int(os.environ.get("KILLS", "8"))
 CAPACITY = 1000
 TENANTS = 8
 AWAY = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN}

@@ -262,7 +262,7 @@ def test_a_failing_worker_keeps_no_permit(proxied, do):
 
 async def test_a_burst_that_waits_in_line_loses_nobody(proxied, many_files):
     held, answer = hold(proxied, IMAGE)
-    marks = [new_mark() for _ in range(300)]  # tests/service/test_admission_gate.py has the burst of 3,000
+    marks = [new_mark() for _ in range(300)]  # tests/service/test_admission_gate.py has the burst of thousands
     waiting = asyncio.create_task(burst(proxied.mesh.public_target, marks, "json"))
     await asyncio.to_thread(proxied.wait_waiting, len(marks))
     assert not {each.mark for each in proxied.workers.seen()} & set(marks)

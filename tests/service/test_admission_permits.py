@@ -1,9 +1,11 @@
 """Admission on a real server with real clients: permits live as long as their streams, whatever ends them."""
 
 import asyncio
+import itertools
 import random
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from services.kit.owner import Owner
 from services.kit.permits import PermitClient
 
 ROOT = Path(__file__).resolve().parents[2]
+_numbers = itertools.count(1)
 
 
 class Admission:
@@ -85,13 +88,34 @@ async def running(tmp_path: Path, free_ports: Callable[[int], list[int]], **envi
 
 
 @asynccontextmanager
-async def client(admission: Admission, session_id: str = "s1") -> AsyncIterator[PermitClient]:
+async def client(admission: Admission) -> AsyncIterator[PermitClient]:
+    session_id = f"s{next(_numbers)}"
     async with (
         admission.channel("llm") as channel,
         Owner() as owner,
         PermitClient(channel, service="llm", session_id=session_id, owner=owner, patience_s=60) as permits,
     ):
         yield permits
+
+
+@pytest.fixture(scope="module")
+def unspoilt(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[Admission]:
+    admission = Admission(tmp_path_factory.mktemp("admission"), free_ports(1)[0])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.admission"], cwd=ROOT, env=admission.environ, stderr=subprocess.DEVNULL
+    )
+    with grpc.insecure_channel(admission.address) as channel:
+        grpc.channel_ready_future(channel).result(100)
+        yield admission
+    process.terminate()
+    process.wait(100)
+
+
+@pytest.fixture
+async def admission(unspoilt: Admission) -> AsyncIterator[Admission]:
+    """Return one that the tests share which neither stop it nor set anything."""
+    yield unspoilt
+    await until_free(unspoilt)
 
 
 def llm(permits: PermitClient, tier: str = "free", **options: object):
@@ -113,18 +137,18 @@ async def until_free(admission: Admission) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_permit_lasts_as_long_as_its_block(tmp_path, free_ports):
-    async with running(tmp_path, free_ports) as admission, client(admission) as permits:
+async def test_a_permit_lasts_as_long_as_its_block(admission):
+    async with client(admission) as permits:
         async with llm(permits) as permit:
             assert permit.pool == "gpu0"
             assert (await admission.status()).in_use == 1
         await until_free(admission)
 
 
-async def test_two_hundred_random_departures_leave_no_permit(tmp_path, free_ports):
+async def test_two_hundred_random_departures_leave_no_permit(admission):
     chance = random.Random(1)
 
-    async with running(tmp_path, free_ports) as admission, client(admission) as permits:
+    async with client(admission) as permits:
 
         async def come_and_go() -> None:
             try:
@@ -140,8 +164,8 @@ async def test_two_hundred_random_departures_leave_no_permit(tmp_path, free_port
         assert permits.held == 0
 
 
-async def test_a_cancelled_waiter_never_takes_a_slot(tmp_path, free_ports):
-    async with running(tmp_path, free_ports) as admission, client(admission) as permits:
+async def test_a_cancelled_waiter_never_takes_a_slot(admission):
+    async with client(admission) as permits:
         places: asyncio.Queue[int] = asyncio.Queue()
         async with permits.permit(modality="image", tier="free", principal="alice", request_id="r"):
 
@@ -156,8 +180,8 @@ async def test_a_cancelled_waiter_never_takes_a_slot(tmp_path, free_ports):
         await until_free(admission)
 
 
-async def test_who_may_not_wait_is_refused_at_once(tmp_path, free_ports):
-    async with running(tmp_path, free_ports) as admission, client(admission) as permits:
+async def test_who_may_not_wait_is_refused_at_once(admission):
+    async with client(admission) as permits:
         async with permits.permit(modality="image", tier="free", principal="alice", request_id="r"):
             with pytest.raises(DomainError) as refused:
                 async with llm(permits, may_wait=False):
@@ -165,8 +189,8 @@ async def test_who_may_not_wait_is_refused_at_once(tmp_path, free_ports):
         assert refused.value.reason is Reason.SATURATED
 
 
-async def test_a_wait_ends_at_its_deadline_with_the_numbers(tmp_path, free_ports):
-    async with running(tmp_path, free_ports) as admission, client(admission) as permits:
+async def test_a_wait_ends_at_its_deadline_with_the_numbers(admission):
+    async with client(admission) as permits:
         async with permits.permit(modality="image", tier="free", principal="alice", request_id="r"):
             with pytest.raises(DomainError) as refused:
                 async with llm(permits, wait_ms=50):
@@ -323,8 +347,8 @@ async def test_nobody_to_ask_is_a_clear_refusal(tmp_path, free_ports):
     assert refused.value.reason is Reason.ADMISSION_UNAVAILABLE
 
 
-async def test_a_hold_drains_what_is_in_flight_and_stops_the_rest(tmp_path, free_ports):
-    async with running(tmp_path, free_ports) as admission, client(admission) as permits:
+async def test_a_hold_drains_what_is_in_flight_and_stops_the_rest(admission):
+    async with client(admission) as permits:
         async with llm(permits):
             answer = await admission.hold(seconds=60, reason="hand-over", wait_ms=50)
             assert (answer.drained, answer.in_flight) == (False, 1)
@@ -337,16 +361,16 @@ async def test_a_hold_drains_what_is_in_flight_and_stops_the_rest(tmp_path, free
             pass
 
 
-async def test_a_background_holder_is_asked_to_leave_when_somebody_better_waits(tmp_path, free_ports):
-    async with running(tmp_path, free_ports) as admission, client(admission) as permits:
+async def test_a_background_holder_is_asked_to_leave_when_somebody_better_waits(admission):
+    async with client(admission) as permits:
         async with permits.permit(modality="training", tier="paid", principal="a", request_id="r") as training:
             waiting = asyncio.ensure_future(_take_and_leave(permits))
             await asyncio.wait_for(training.yield_requested.wait(), 100)
         await asyncio.wait_for(waiting, 100)
 
 
-async def test_a_single_caller_holds_its_permit_by_its_stream(tmp_path, free_ports):
-    async with running(tmp_path, free_ports) as admission, admission.channel("llm") as channel:
+async def test_a_single_caller_holds_its_permit_by_its_stream(admission):
+    async with admission.channel("llm") as channel:
         stub = admission_pb2_grpc.AdmissionServiceStub(channel)
         call = stub.Acquire()
         await call.write(pb.AcquireRequest(ask=pb.Ask(modality=pb.MODALITY_IMAGE)))
@@ -371,8 +395,8 @@ async def test_a_single_caller_holds_its_permit_by_its_stream(tmp_path, free_por
         (pb.Ask(modality=pb.MODALITY_LLM, pool="gpu7"), "ask.pool"),
     ],
 )
-async def test_an_ask_that_can_never_be_served_names_its_field(tmp_path, free_ports, ask, field):
-    async with running(tmp_path, free_ports) as admission, admission.channel("llm") as channel:
+async def test_an_ask_that_can_never_be_served_names_its_field(admission, ask, field):
+    async with admission.channel("llm") as channel:
         call = admission_pb2_grpc.AdmissionServiceStub(channel).Acquire()
         await call.write(pb.AcquireRequest(ask=ask))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -381,9 +405,8 @@ async def test_an_ask_that_can_never_be_served_names_its_field(tmp_path, free_po
     assert field.split(".")[1] in (refused.value.details() or "") or "slots" in (refused.value.details() or "")
 
 
-async def test_pressure_tells_who_waits_and_that_nobody_does(tmp_path, free_ports):
+async def test_pressure_tells_who_waits_and_that_nobody_does(admission):
     async with (
-        running(tmp_path, free_ports) as admission,
         client(admission) as permits,
         admission.channel("llm") as channel,
     ):

@@ -14,6 +14,7 @@ from omniserve.llm.v1 import llm_pb2 as pb
 from omniserve.llm.v1 import llm_pb2_grpc
 from services.kit.channels import call_metadata
 from services.kit.errors import DomainError, Reason, from_rpc_error
+from tests.fixtures.amounts import amount
 
 FRANCE = "What is the capital of France?"
 
@@ -307,7 +308,7 @@ async def test_a_caller_that_leaves_frees_sequence_and_permit(stub, llm_pair):
     await llm_pair.idle()
 
 
-async def test_two_hundred_random_disconnects_leave_nothing(stub, llm_pair):
+async def test_random_disconnects_leave_nothing(stub, llm_pair):
     chance = random.Random(11)
     gate = asyncio.Semaphore(24)
 
@@ -322,7 +323,7 @@ async def test_two_hundred_random_disconnects_leave_nothing(stub, llm_pair):
                 call.cancel()
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(200):
+        for _ in range(amount(60, thorough=200)):
             group.create_task(leave())
     await llm_pair.idle()
     assert "Paris" in text_of(await collect(stub, chat()))

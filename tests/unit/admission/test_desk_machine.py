@@ -9,6 +9,7 @@ from services.admission.core.model import Ask, Granted, Modality, PoolSpec, Queu
 from services.admission.core.scheduler import Scheduler
 from services.admission.core.sessions import SessionState
 from services.admission.core.snapshot import view
+from tests.fixtures.amounts import amount
 
 SLOTS = 3
 GRACE_S, SETTLE_S = 5.0, 3.0
@@ -168,4 +169,4 @@ class DeskMachine(RuleBasedStateMachine):
 
 
 TestSessions = DeskMachine.TestCase
-TestSessions.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestSessions.settings = settings(max_examples=amount(40, thorough=100), stateful_step_count=60, deadline=None)

@@ -23,6 +23,7 @@ from services.admission.core.model import (
 )
 from services.admission.core.scheduler import Scheduler
 from services.admission.core.snapshot import free_slots, pressure, view
+from tests.fixtures.amounts import amount
 
 SLOTS = 4
 MAX_QUEUE = 7
@@ -348,6 +349,6 @@ class AgeingMachine(SchedulerMachine):
 
 
 TestStrictTiers = SchedulerMachine.TestCase
-TestStrictTiers.settings = settings(max_examples=150, stateful_step_count=80, deadline=None)
+TestStrictTiers.settings = settings(max_examples=amount(50, thorough=150), stateful_step_count=80, deadline=None)
 TestAgeing = AgeingMachine.TestCase
-TestAgeing.settings = settings(max_examples=150, stateful_step_count=80, deadline=None)
+TestAgeing.settings = settings(max_examples=amount(50, thorough=150), stateful_step_count=80, deadline=None)

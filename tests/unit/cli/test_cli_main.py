@@ -13,10 +13,12 @@ def test_the_reference_page_says_what_help_says():
     assert reference.TARGET.read_text(encoding="utf-8") == reference.reference(), "run python -m cli.reference"
 
 
-@pytest.mark.parametrize("module", ["rich", "httpx", "pydantic", "grpc", "huggingface_hub", "psutil"])
-def test_help_does_not_wait_for_modules_it_does_not_need(module):
-    code = f"import sys, cli.main; sys.exit({module!r} in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 0
+def test_help_does_not_wait_for_modules_it_does_not_need():
+    code = "import sys, cli.main; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, timeout=60, check=True, capture_output=True, text=True
+    )
+    assert not {"rich", "httpx", "pydantic", "grpc", "huggingface_hub", "psutil"} & set(done.stdout.split())
 
 
 @pytest.mark.parametrize(

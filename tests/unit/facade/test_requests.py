@@ -12,6 +12,7 @@ from facade.translate.completion import COMPLETION, read_completion
 from facade.translate.tokens import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 from omniserve.llm.v1 import llm_pb2
 from services.kit.errors import DomainError, Reason
+from tests.fixtures.amounts import amount
 
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 
@@ -248,7 +249,7 @@ def test_any_json_gives_a_request_or_a_refusal_that_names_a_field(name):
     read, known = READERS[name]
     fields = st.sampled_from(sorted(known.fields))
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=amount(80, thorough=300), deadline=None)
     @given(st.dictionaries(fields, json_values, max_size=6))
     def check(body):
         result = outcome(read, body)
@@ -263,14 +264,14 @@ def test_any_json_gives_a_request_or_a_refusal_that_names_a_field(name):
     check()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=amount(80, thorough=300), deadline=None)
 @given(json_values)
 def test_any_message_gives_a_turn_or_a_refusal_that_names_it(message):
     result = outcome(read_chat, {"messages": [message]})
     assert not isinstance(result, DomainError) or result.field.startswith("messages[0]")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=amount(80, thorough=300), deadline=None)
 @given(st.binary(max_size=40) | json_values.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_give_an_object_or_a_refusal(body):
     result = outcome(parse_object, body)

@@ -1,8 +1,10 @@
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from services.llm.core.cells import Cells
+from tests.fixtures.amounts import amount
 
 
 class CellsMachine(RuleBasedStateMachine):
@@ -56,6 +58,7 @@ class CellsMachine(RuleBasedStateMachine):
 
 
 TestCells = CellsMachine.TestCase
+TestCells.settings = settings(max_examples=amount(40, thorough=100), deadline=None)
 
 
 def test_cutting_beyond_the_end_is_an_error() -> None:

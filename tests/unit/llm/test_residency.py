@@ -10,6 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from services.kit.hosts.core.residency import Ask, Load, Refuse, Residency, Unload, Withdraw
 from services.kit.hosts.core.seats import IllegalChangeError, Phase, Policy, Waiter
+from tests.fixtures.amounts import amount
 
 A, B, C = 1, 2, 3
 FREE, PAID = 1, 3
@@ -508,7 +509,10 @@ class Events(RuleBasedStateMachine):
 
 
 Events.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=amount(40, thorough=80),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 test_no_order_of_events_breaks_the_residency = Events.TestCase
 

@@ -24,6 +24,7 @@ from services.relay.core.endpoints import (
     without_local,
 )
 from services.relay.core.model import Credential, Group, GroupKind, Upstream
+from tests.fixtures.amounts import amount
 
 LOCAL, OVERFLOW, MANAGED = GroupKind.LOCAL, GroupKind.OVERFLOW, GroupKind.MANAGED
 OWN = Credential("authorization", "Bearer own")
@@ -214,7 +215,7 @@ CHANGES = st.tuples(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=amount(120, thorough=500))
 @for_all(st.lists(CHANGES, max_size=8), st.sets(st.sampled_from(ADDRESSES[:2])), st.sampled_from([None, OWN]))
 def test_whatever_owners_and_settings_do_each_endpoint_gets_only_what_it_was_given_for(changes, written, credential):
     """Changes come in turn, one a second; then the settings change to `written` with `credential`."""

@@ -26,6 +26,7 @@ from services.vram.core.model import (
     Wanted,
     floor_for,
 )
+from tests.fixtures.amounts import amount
 
 TOTAL = 100
 RULES = Rules(keep_free_mib=8, default_ttl_s=10, max_ttl_s=20, reserved_mib={"gpu0": 5})
@@ -235,7 +236,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestLedgerMachine.settings = settings(max_examples=amount(40, thorough=80), stateful_step_count=40, deadline=None)
 
 
 def test_a_lease_that_is_not_renewed_ends_at_the_first_call_after_its_time_and_not_before():
