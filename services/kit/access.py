@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import grpc
 import grpc.aio
@@ -18,7 +18,7 @@ from google.protobuf import descriptor_pool
 from omniserve.options.v1 import options_pb2
 from services.kit.context import Request, set_current_request
 from services.kit.errors import DomainError, Reason
-from services.kit.handlers import Context, Continuation, Handler, refusing_handler
+from services.kit.handlers import Context, Handler, refusing_handler
 from services.kit.tokens import TokenBook
 
 TOKEN_KEY: Final = "x-omniserve-service-token"  # noqa: S105 - the name of a header
@@ -55,8 +55,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """Who calls. `service` is proven by its token; `client` and `tier` are the ones it may speak for."""
 
     service: str
@@ -133,7 +132,7 @@ def _audience(number: int) -> str:
     return options_pb2.Audience.Name(options_pb2.Audience.ValueType(number)).removeprefix("AUDIENCE_")
 
 
-class AccessInterceptor(grpc.aio.ServerInterceptor):
+class AccessGuard:
     """Lets a call through when its token is known and the RPC's rule allows the caller; remembers the caller.
 
     Refuses with UNAUTHENTICATED `unauthenticated` (no token, unknown token) or PERMISSION_DENIED `forbidden`.
@@ -151,40 +150,35 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         self._book = book
         self._new_id = new_id
 
-    async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> Handler | None:
+    def guard(self, handler: Handler, details: grpc.HandlerCallDetails) -> Handler:
         """Return the handler, or one that refuses."""
-        handler = await continuation(handler_call_details)
-        path = handler_call_details.method
-        if handler is None:
-            return None
-        metadata = _first_values(handler_call_details.invocation_metadata)
+        path, metadata = details.method, _first_values(details.invocation_metadata)
         request = Request(self._request_id(metadata), _traceparent(metadata))
         set_current_request(request)
-        if path.split("/")[1] in OPEN_SERVICES:
+        contract = path.split("/")[1]
+        if contract in OPEN_SERVICES:
             return handler
         try:
-            _caller.set(self._admit(path, metadata, request))
+            _caller.set(self._admit(path, contract, metadata, request.request_id))
         except DomainError as error:
             return refusing_handler(handler, error)
         return handler
 
-    def _admit(self, path: str, metadata: Mapping[str, str], request: Request) -> Caller:
+    def _admit(self, path: str, contract: str, metadata: Mapping[str, str], request_id: str) -> Caller:
         service = self._service(path, metadata.get(TOKEN_KEY))
-        if path.split("/")[1] not in _ANY_TOKEN_SERVICES and self._book is not None:
+        if self._book is not None and contract not in _ANY_TOKEN_SERVICES:
             rule = self._rules.get(path)
             why = refusal(rule, service) if rule is not None else "it has no access rule"
             if why is not None:
                 raise DomainError(Reason.FORBIDDEN, f"{path} is closed to this caller: {why}")
         if service not in _SPEAKS_FOR_CLIENTS and self._book is not None:
-            return Caller(service, service, DEFAULT_TIER, request.request_id)
+            return Caller(service, service, DEFAULT_TIER, request_id)
         tier = metadata.get(TIER_KEY, "").strip().lower() or DEFAULT_TIER
         if tier not in TIERS:
             raise DomainError(
                 Reason.INVALID_REQUEST, f"tier {tier[:40]!r} is none of {', '.join(TIERS)}", field=TIER_KEY
             )
-        return Caller(service, metadata.get(CLIENT_KEY) or "anonymous", tier, request.request_id)
+        return Caller(service, metadata.get(CLIENT_KEY) or "anonymous", tier, request_id)
 
     def _service(self, path: str, token: str | None) -> str:
         if self._book is None:
@@ -197,8 +191,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         return service
 
     def _request_id(self, metadata: Mapping[str, str]) -> str:
-        given = metadata.get(REQUEST_ID_KEY, "")
-        return given if _REQUEST_ID.fullmatch(given) else self._new_id()
+        given = metadata.get(REQUEST_ID_KEY)
+        return given if given is not None and _REQUEST_ID.fullmatch(given) else self._new_id()
 
 
 def _first_values(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
@@ -211,5 +205,5 @@ def _first_values(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[st
 
 
 def _traceparent(metadata: Mapping[str, str]) -> str | None:
-    given = metadata.get(TRACEPARENT_KEY, "")
-    return given if _TRACEPARENT.fullmatch(given) else None
+    given = metadata.get(TRACEPARENT_KEY)
+    return given if given is not None and _TRACEPARENT.fullmatch(given) else None

@@ -1,11 +1,10 @@
 """What is known about the RPC being served: kept in a context variable, so that logs, errors and calls to peers find it."""
 
 from contextvars import ContextVar
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """The RPC that the current task serves. `traceparent` is the caller's W3C header, or None."""
 
     request_id: str

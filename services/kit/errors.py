@@ -1,7 +1,7 @@
 """Errors with a constant reason: raised as DomainError, sent as gRPC status with ErrorInfo, read back by the caller.
 
-A message carries the numbers, a reason never changes. Translation to gRPC happens in one interceptor, translation to
-HTTP in the facade's one table.
+A message carries the numbers, a reason never changes. Translation to gRPC happens in one guard, translation to HTTP
+in the facade's one table.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from services.kit import telemetry
 from services.kit.context import current_request
-from services.kit.handlers import Context, Continuation, Handler, Wrapping
+from services.kit.handlers import Context, Handler, Wrapping
 
 DOMAIN = "omniserve"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -220,7 +220,7 @@ async def abort(context: Context, error: DomainError) -> None:
     await context.abort(error.code, _cut(error.message), tuple(trailing))
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
+class ErrorGuard:
     """Turns what a handler raises into a gRPC status.
 
     DomainError (also as the only content of an exception group) becomes its status with ErrorInfo. An AioRpcError that a
@@ -232,12 +232,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, *, draining: Callable[[], bool] = lambda: False) -> None:
         self._wrapping = Wrapping(lambda context, method: _Translated(context, method, draining))
 
-    async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> Handler | None:
+    def guard(self, handler: Handler, details: grpc.HandlerCallDetails) -> Handler:
         """Wrap the handler of any of the four RPC kinds."""
-        handler = await continuation(handler_call_details)
-        return self._wrapping.of(handler, handler_call_details.method)
+        return self._wrapping.of(handler, details.method)
 
 
 class _Translated:

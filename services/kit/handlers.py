@@ -1,4 +1,7 @@
-"""Wrap the handler of any of the four RPC kinds in one async context manager.
+"""What stands before and around the handlers of a server: guards, and the wrapping of the four RPC kinds.
+
+Guards instead of grpc.aio's interceptors, which are coroutines chained anew for every RPC and cost more than many a
+handler does: a guard is a function that is called as the handler is looked up, in the RPC's own task.
 
 The wrapper is always a coroutine that writes to the context, never an async generator: when a caller leaves while a
 message is being written, the cancellation is raised inside the wrapper, which then closes the service's generator at
@@ -6,12 +9,13 @@ once and in the same task. A generator around a generator would be closed by the
 another task, and with it everything the service does in its `finally`.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import grpc
 import grpc.aio
+from typing_extensions import override
 
 if TYPE_CHECKING:  # generic in the stubs only
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -20,10 +24,36 @@ else:
     Handler = grpc.RpcMethodHandler
     Context = grpc.aio.ServicerContext
 
-Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
 Around = Callable[[Context, str], AbstractAsyncContextManager[None]]
 
 Behaviour = Callable[[Any, Context], Any]
+
+
+class Guard(Protocol):
+    """Stands before the handlers of a server."""
+
+    def guard(self, handler: Handler, details: grpc.HandlerCallDetails) -> Handler:
+        """Return what answers the RPC: the handler, or one in its place."""
+        ...
+
+
+class GuardedHandlers(grpc.GenericRpcHandler):
+    """Handlers of a server behind guards, the outermost guard first."""
+
+    def __init__(self, handlers: Sequence[grpc.GenericRpcHandler], guards: Sequence[Guard]) -> None:
+        self._handlers = tuple(handlers)
+        self._inside_out = tuple(reversed(guards))
+
+    @override
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        """Return the guarded handler of an RPC; None when there is none."""
+        for handlers in self._handlers:
+            handler = handlers.service(handler_call_details)
+            if handler is not None:
+                for each in self._inside_out:
+                    handler = each.guard(handler, handler_call_details)
+                return handler
+        return None
 
 
 class Wrapping:
@@ -33,10 +63,8 @@ class Wrapping:
         self._around = around
         self._made: dict[str, tuple[Handler, Handler]] = {}
 
-    def of(self, handler: Handler | None, method: str) -> Handler | None:
-        """Return the handler wrapped; None stays None."""
-        if handler is None:
-            return None
+    def of(self, handler: Handler, method: str) -> Handler:
+        """Return the handler wrapped."""
         made = self._made.get(method)
         if made is None or made[0] is not handler:
             made = self._made[method] = handler, wrap_handler(handler, self._around, method)

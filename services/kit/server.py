@@ -15,15 +15,15 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_g
 
 from services.kit import health as health_module
 from services.kit import telemetry
-from services.kit.access import AccessInterceptor, rules_of
+from services.kit.access import AccessGuard, rules_of
 from services.kit.channels import MAX_MESSAGE_BYTES
-from services.kit.errors import ErrorInterceptor
-from services.kit.handlers import Handler
+from services.kit.errors import ErrorGuard
+from services.kit.handlers import Guard, GuardedHandlers, Handler
 from services.kit.health import HealthHandle, HealthServicer
 from services.kit.owner import Owner
 from services.kit.settings import MeshSettings
 from services.kit.tokens import TokenBook, ensure_token
-from services.kit.tracing import TracingInterceptor
+from services.kit.tracing import TracingGuard
 
 __all__ = ["HealthHandle", "running_server", "serve"]
 
@@ -160,18 +160,18 @@ def _build(
     if not settings.check_tokens and not _is_loopback(listen):
         raise ValueError(f"token checks may be off only on a loopback address, not on {listen}")
     book = TokenBook(settings.state_dir) if settings.check_tokens else None
-    interceptors: list[grpc.aio.ServerInterceptor] = [
-        ErrorInterceptor(draining=lambda: health.draining),
-        AccessInterceptor(rules_of(service_names), book),
+    guards: list[Guard] = [
+        ErrorGuard(draining=lambda: health.draining),
+        AccessGuard(rules_of(service_names), book),
     ]
     if telemetry.tracing():
-        interceptors.insert(0, TracingInterceptor())
-    server = grpc.aio.server(interceptors=interceptors, options=OPTIONS)
-    registrar = _Registrar(server)
-    register(cast("grpc.aio.Server", registrar))
+        guards.insert(0, TracingGuard())
+    server = grpc.aio.server(options=OPTIONS)
+    registrar = _Registrar(server, guards)
+    register(registrar.as_server())
     registrar.require(service_names)
-    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(health, service_names), server)
-    _add_reflection(server, (*service_names, health_module.SERVICE_NAME))
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(health, service_names), registrar.as_server())
+    _add_reflection(registrar.as_server(), (*service_names, health_module.SERVICE_NAME))
     return server
 
 
@@ -190,11 +190,16 @@ def _is_loopback(listen: str) -> bool:
 
 
 class _Registrar:
-    """Stands where generated code expects a server, and notes which services it adds."""
+    """Stands where generated code expects a server: puts guards before what it adds, and notes which services it adds."""
 
-    def __init__(self, server: grpc.aio.Server) -> None:
+    def __init__(self, server: grpc.aio.Server, guards: Sequence[Guard]) -> None:
         self._server = server
+        self._guards = guards
         self._added: set[str] = set()
+
+    def as_server(self) -> grpc.aio.Server:
+        """Return this, by the name that generated code knows."""
+        return cast("grpc.aio.Server", self)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         for handler in handlers:
@@ -202,11 +207,11 @@ class _Registrar:
             if service_name is None:
                 raise TypeError("a handler without a service name cannot be checked for access rules")
             self._added.add(service_name())
-        self._server.add_generic_rpc_handlers(handlers)
+        self._server.add_generic_rpc_handlers((GuardedHandlers(handlers, self._guards),))
 
-    def add_registered_method_handlers(self, service_name: str, handlers: Mapping[str, Handler]) -> None:
+    def add_registered_method_handlers(self, service_name: str, _handlers: Mapping[str, Handler]) -> None:
+        """Take note only: what is registered is found before the guarded handlers, and no guard would see it."""
         self._added.add(service_name)
-        self._server.add_registered_method_handlers(service_name, handlers)
 
     def require(self, service_names: Sequence[str]) -> None:
         """Raise ValueError unless exactly the named services were added: no other has had its access rules read."""

@@ -17,23 +17,20 @@ from opentelemetry.propagate import extract
 
 from services.kit import telemetry
 from services.kit.access import OPEN_SERVICES
-from services.kit.handlers import Context, Continuation, Handler, Wrapping
+from services.kit.handlers import Context, Handler, Wrapping
 
 
-class TracingInterceptor(grpc.aio.ServerInterceptor):
+class TracingGuard:
     """Continues the caller's trace with a SERVER span; probes get none."""
 
     def __init__(self) -> None:
         self._wrapping = Wrapping(_span)
 
-    async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> Handler | None:
+    def guard(self, handler: Handler, details: grpc.HandlerCallDetails) -> Handler:
         """Wrap the handler of any of the four RPC kinds."""
-        handler = await continuation(handler_call_details)
-        if handler_call_details.method.split("/")[1] in OPEN_SERVICES:
+        if details.method.split("/")[1] in OPEN_SERVICES:
             return handler
-        return self._wrapping.of(handler, handler_call_details.method)
+        return self._wrapping.of(handler, details.method)
 
 
 @asynccontextmanager

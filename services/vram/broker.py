@@ -214,7 +214,7 @@ class Broker:
 
     def _settle(self) -> None:
         """Store and tell what has ended, and the counts."""
-        for ended in self.ledger.take_ended():
+        for ended in self.ledger.take_ended() if self.ledger.ended else ():
             self._file.remove(ended.lease.lease_id)
             self._file.count_ended(ended.end, self.ledger.counts.ended[ended.end])
             self._forget(ended)

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from omniserve.admission.v1 import admission_pb2
@@ -63,10 +63,8 @@ def ask(request: pb.LeaseRequest, rules: Rules, *, tier: Tier) -> Ask:
     if not 1 <= len(request.items) <= MOST_ITEMS:
         raise invalid("items", f"a lease has 1 to {MOST_ITEMS} items, not {len(request.items)}")
     items = tuple(_wanted(item, f"items[{index}]") for index, item in enumerate(request.items))
-    named = [item.device for item in items if item.device]
-    if len(named) != len(set(named)):
-        twice = next(name for name in named if named.count(name) > 1)
-        raise invalid("items", f"device {twice!r} is named by more than one item")
+    if len(items) > 1:
+        _named_once([item.device for item in items if item.device])
     if request.wait_ms > MOST_WAIT_MS:
         raise invalid("wait_ms", f"wait_ms is at most {MOST_WAIT_MS}, not {request.wait_ms}")
     cost = request.reload_cost_s if request.HasField("reload_cost_s") else None
@@ -85,6 +83,12 @@ def ask(request: pb.LeaseRequest, rules: Rules, *, tier: Tier) -> Ask:
         digest=_digest(items, asked) if request.idempotency_key else "",
         reload_cost_s=cost,
     )
+
+
+def _named_once(devices: Sequence[str]) -> None:
+    twice = next((name for name in devices if devices.count(name) > 1), None)
+    if twice is not None:
+        raise invalid("items", f"device {twice!r} is named by more than one item")
 
 
 def _digest(items: tuple[Wanted, ...], tier: Tier) -> str:
@@ -142,8 +146,10 @@ def _wanted(item: pb.LeaseItem, field: str) -> Wanted:
 
 
 def _text(text: str, field: str, most: int, *, needed: bool = False) -> None:
-    if needed and not text:
-        raise invalid(field, f"{field} is required")
+    if not text:
+        if needed:
+            raise invalid(field, f"{field} is required")
+        return
     if not (text.isascii() and len(text) <= most) and len(text.encode()) > most:
         raise invalid(field, f"{field} has at most {most} bytes, not {len(text.encode())}")
     if not text.isprintable():

@@ -14,7 +14,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
 from services.kit.access import TOKEN_KEY
 from services.kit.channels import ending, open_channel, service_config, time_left_s
-from services.kit.errors import DomainError, ErrorInterceptor, Reason, from_rpc_error
+from services.kit.errors import DomainError, ErrorGuard, Reason, from_rpc_error
+from services.kit.handlers import GuardedHandlers
 from services.kit.server import running_server
 from services.kit.settings import MeshSettings
 from services.kit.tokens import ensure_token
@@ -70,9 +71,10 @@ async def shop(state_dir, *, failures, decided=False):
 
         return grpc.unary_unary_rpc_method_handler(behave)
 
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
+    server = grpc.aio.server()
     handlers = {name: handler(name) for name in ("Look", "Buy")}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SHOP, handlers),))
+    served = grpc.method_handlers_generic_handler(SHOP, handlers)
+    server.add_generic_rpc_handlers((GuardedHandlers([served], [ErrorGuard()]),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     address = f"127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""The error interceptor on a bare grpc.aio server, with all four kinds of RPC."""
+"""The guard of errors on a bare grpc.aio server, with all four kinds of RPC."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -7,7 +7,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from services.kit.errors import DomainError, ErrorInterceptor, Reason, from_rpc_error
+from services.kit.errors import DomainError, ErrorGuard, Reason, from_rpc_error
+from services.kit.handlers import GuardedHandlers
 
 SERVICE = "test.Four"
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
@@ -30,8 +31,9 @@ async def calling(behave, draining=lambda: False):
         "unary_stream": grpc.unary_stream_rpc_method_handler(streaming),
         "stream_stream": grpc.stream_stream_rpc_method_handler(streaming),
     }
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(draining=draining)])
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server = grpc.aio.server()
+    served = grpc.method_handlers_generic_handler(SERVICE, handlers)
+    server.add_generic_rpc_handlers((GuardedHandlers([served], [ErrorGuard(draining=draining)]),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
 
@@ -202,9 +204,10 @@ async def test_a_caller_that_leaves_while_a_message_is_written_closes_the_handle
             tasks.append(asyncio.current_task())
             closed.set()
 
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
+    server = grpc.aio.server()
     handlers = {"Flood": grpc.unary_stream_rpc_method_handler(flood)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    served = grpc.method_handlers_generic_handler(SERVICE, handlers)
+    server.add_generic_rpc_handlers((GuardedHandlers([served], [ErrorGuard()]),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -222,9 +225,10 @@ async def test_a_handler_that_writes_to_the_context_itself_is_wrapped_too():
         await context.write(b"two")
         raise DomainError(Reason.LOADING, "7 of 10")
 
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
+    server = grpc.aio.server()
     handlers = {"Write": grpc.unary_stream_rpc_method_handler(write)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    served = grpc.method_handlers_generic_handler(SERVICE, handlers)
+    server.add_generic_rpc_handlers((GuardedHandlers([served], [ErrorGuard()]),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
