@@ -1,6 +1,8 @@
 """diffusion: `python -m services.diffusion`."""
 
+import asyncio
 import os
+import signal
 import uuid
 from contextlib import AsyncExitStack
 
@@ -54,6 +56,8 @@ async def main(settings: DiffusionSettings, owner: Owner) -> None:
         )
         stack.push_async_callback(diffusion.hosting.close)  # while the broker can still be told
         owner.start(diffusion.hosting.run(), name="what is in memory")
+        owner.start(diffusion.catalogue.follow(), name="the models of the file")
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, diffusion.catalogue.poke)
         servicer = DiffusionServicer(
             diffusion.generator,
             diffusion.upscaler,

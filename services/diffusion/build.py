@@ -13,10 +13,12 @@ from services.diffusion.generate import Generator, Limits
 from services.diffusion.operations import Operations
 from services.diffusion.resident import Resident
 from services.diffusion.residents import Residents
-from services.diffusion.served import MIB, Served
+from services.diffusion.served import MIB, Broken, Served
 from services.diffusion.settings import DiffusionSettings
 from services.diffusion.upscale import Upscaler
 from services.kit.clock import Clock
+from services.kit.config import ConfigError
+from services.kit.followed import Followed
 from services.kit.hosts.coordinators import Coordinators
 from services.kit.hosts.core.seats import Policy
 from services.kit.hosts.hosting import Hosting, Permits
@@ -30,13 +32,14 @@ _OPENMP: Final = frozenset({"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"})
 
 @dataclass(frozen=True, slots=True)
 class Diffusion:
-    """The parts; `run` of the hosting is still to be run."""
+    """The parts; `run` of the hosting and `follow` of the catalogue's file are still to be run."""
 
     hosting: Hosting[Served, Resident]
     residents: Residents
     generator: Generator
     upscaler: Upscaler
     operations: Operations
+    catalogue: Followed[tuple[Served | Broken, ...]]
 
 
 def build(
@@ -49,7 +52,10 @@ def build(
     coordinators: Coordinators,
     on_health: Callable[[bool], None],
 ) -> Diffusion:
-    """Read the model files' headers and return the parts. Files that cannot be used are told to the log, and to who asks."""
+    """Read the model files' headers and return the parts. Files that cannot be used are told to the log, and to who asks.
+
+    Raises ConfigError.
+    """
     hosting: Hosting[Served, Resident] = Hosting(
         permits=permits,
         leases=leases,
@@ -62,7 +68,7 @@ def build(
         load_wait_s=settings.load_wait_s,
     )
     residents = Residents(hosting, settings, permits=permits, clock=clock, owner=owner, on_health=on_health)
-    residents.read()
+    residents.take(residents.look())
     residents.health_changed()
     bounds = Bounds(settings.max_pixels, settings.prompt_chars, settings.max_batch)
     limits = Limits(bounds, settings.max_input_pixels, settings.teleport_start_step)
@@ -80,6 +86,7 @@ def build(
             max_batch=settings.max_batch,
             start_step=settings.teleport_start_step,
         ),
+        Followed(settings.config, residents.look, residents.take, refusals=(ConfigError,)),
     )
 
 

@@ -1,13 +1,16 @@
 """The catalogue of diffusion while the service runs: models by name, and those that cannot be served with the reason."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
+from services.diffusion.catalogue_file import read_catalogue, split
 from services.diffusion.core.catalogue import Kind, find
 from services.diffusion.resident import Resident
-from services.diffusion.served import Broken, Served, read_image, read_upscaler
+from services.diffusion.served import Broken, Served
 from services.diffusion.settings import DiffusionSettings
 from services.kit import telemetry
 from services.kit.clock import Clock
+from services.kit.config import ConfigError
 from services.kit.errors import DomainError, Reason
 from services.kit.hosts import residents
 from services.kit.hosts.hosting import Hosting, Permits
@@ -17,7 +20,7 @@ _log = telemetry.logger(__name__)
 
 
 class Residents(residents.Residents[Served, Resident]):
-    """The models of the settings, the image model first. `broken`: those whose files cannot be used now."""
+    """The models of the settings or of omniserve.yaml. `broken`: those whose files cannot be used now."""
 
     def __init__(
         self,
@@ -33,13 +36,16 @@ class Residents(residents.Residents[Served, Resident]):
         self.broken: Sequence[Broken] = ()
         self._settings = settings
 
-    def read(self) -> None:
-        """Look at the model files again, as the settings name them, and serve what they hold now."""
-        found = [each for each in (read_image(self._settings), read_upscaler(self._settings)) if each is not None]
-        self.broken = tuple(each for each in found if isinstance(each, Broken))
+    def look(self) -> tuple[Served | Broken, ...]:
+        """Look at the model files, as settings and omniserve.yaml name them now. Raises ConfigError."""
+        return read_catalogue(self._settings)
+
+    def take(self, found: Sequence[Served | Broken]) -> None:
+        """Serve what was found from now on."""
+        served, self.broken = split(found)
         for each in self.broken:
             _log.error("a model cannot be served", model=each.entry.name, why=each.why)
-        self.apply(tuple(each for each in found if isinstance(each, Served)))
+        self.apply(served)
 
     def find(self, asked: str, kind: Kind) -> Resident:
         """Return the model of a name; "" is the first that does what is wanted.
@@ -57,7 +63,8 @@ class Residents(residents.Residents[Served, Resident]):
         known = [*(each.served.entry for each in self.catalogue), *(each.entry for each in self.broken)]
         found = find(asked, known, kinds)
         if any(each.entry is found for each in self.broken):
-            self.read()
+            with suppress(ConfigError):  # what was read before goes on; the log has it
+                self.take(self.look())
             for each in self.broken:
                 if each.entry.name == found.name:
                     raise DomainError(

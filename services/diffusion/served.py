@@ -109,12 +109,13 @@ class Broken:
     why: str
 
 
-def read_image(settings: DiffusionSettings) -> Served | Broken | None:
-    """Return the image model of the settings; None when they name none."""
+def read_image(settings: DiffusionSettings, named: Entry | None = None) -> Served | Broken | None:
+    """Return the image model of the settings, under its own or the given name; None when they name none."""
     main = settings.model or settings.diffusion_model
     if main is None:
         return None
-    named = entry(main.stem, Kind.IMAGE, name=settings.model_name, aliases=settings.model_aliases)
+    if named is None:
+        named = entry(main.stem, Kind.IMAGE, name=settings.model_name, aliases=settings.model_aliases)
     try:
         return _image(settings, named, main)
     except ModelFileError as error:
@@ -173,12 +174,12 @@ def _part(path: Path, part: str) -> ModelFile:
     return file
 
 
-def read_upscaler(settings: DiffusionSettings) -> Served | Broken | None:
-    """Return the upscaler of the settings; None when they name none."""
-    path = settings.upscaler_path()
+def read_upscaler(settings: DiffusionSettings, named: Entry | None = None) -> Served | Broken | None:
+    """Return the upscaler of the settings, under its own or the given name; None when they name none."""
+    path, is_own = settings.upscaler_path(), named is not None  # else the settings' pin is the image model's
     if path is None:
         return None
-    named = entry(path.stem, Kind.UPSCALER)
+    named = entry(path.stem, Kind.UPSCALER) if named is None else named
     try:
         file = model_file.read(path)
         factor = upscaler_factor(file.header)
@@ -194,6 +195,7 @@ def read_upscaler(settings: DiffusionSettings) -> Served | Broken | None:
         defaults=_defaults(settings, None),
         factor=factor,
         ttl_s=settings.ttl_s,
+        pinned=is_own and settings.pin,
     )
 
 

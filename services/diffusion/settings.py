@@ -6,6 +6,7 @@ from typing import ClassVar, Final, Literal, Self
 import psutil
 from pydantic import model_validator
 
+from services.kit.config import config_knob
 from services.kit.settings import Address, MeshSettings, knob
 
 DEFAULT_UPSCALER: Final = "realesrgan-x4plus.safetensors"
@@ -25,6 +26,7 @@ class DiffusionSettings(MeshSettings):
     service: ClassVar[str] = "diffusion"
 
     listen: Address = knob("127.0.0.1:9104", "Where the service listens.")
+    config: Path | None = config_knob()
     model: Path | None = _part("Checkpoint of an image model that holds all its parts, safetensors or GGUF.", "MODEL")
     diffusion_model: Path | None = _part(
         "Diffusion model of an image model whose parts are files of their own.", "DIFFUSION_MODEL"

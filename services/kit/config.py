@@ -6,7 +6,7 @@ Reading is one function of the text, so a file can be checked before it is used.
 
 import difflib
 import typing
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -86,6 +86,21 @@ class Document:
         except ValidationError as error:
             items = error.errors(include_url=False, include_context=False, include_input=False)
             raise ConfigError(_distinct(self._refused(name, kind, item) for item in items)) from None
+
+    def without(self, name: str, is_others: Callable[[Any], bool]) -> "Document":
+        """Return the document without the items of a section's list that are somebody else's; lines stay those of the file."""
+        items = self.data.get(name)
+        if not isinstance(items, list):
+            return self
+        kept = [place for place, item in enumerate(items) if not is_others(item)]
+        moved = {old: new for new, old in enumerate(kept)}
+        lines: dict[Place, int] = {}
+        for path, line in self.lines.items():
+            if len(path) < 2 or path[0] != name:
+                lines[path] = line
+            elif path[1] in moved:
+                lines[(name, moved[int(path[1])], *path[2:])] = line
+        return Document(self.file, {**self.data, name: [items[place] for place in kept]}, lines)
 
     def fault(self, path: Place, message: str) -> Fault:
         """Return a fault at a value of the file, or at the nearest one around it."""

@@ -1,15 +1,13 @@
 """Putting the parts of llm together from its settings."""
 
-import asyncio
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
-from services.kit import keyring, telemetry
 from services.kit.clock import Clock
 from services.kit.config import ConfigError
+from services.kit.followed import Followed
 from services.kit.hosts.coordinators import Coordinators
 from services.kit.hosts.core.seats import Policy
 from services.kit.hosts.hosting import Hosting, Permits
@@ -27,10 +25,6 @@ from services.llm.served import Served, read_served
 from services.llm.settings import LlmSettings
 from services.llm.vocabularies import Vocabularies
 
-LOOKED_EVERY_S: Final = 0.5
-"""How often omniserve.yaml is looked at."""
-_log = telemetry.logger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class Llm:
@@ -41,7 +35,7 @@ class Llm:
     generator: Generator
     operations: Operations
     embeddings: Embeddings
-    catalogue: "CatalogueFile"
+    catalogue: Followed[tuple[Served, ...]]
 
 
 def build(
@@ -74,7 +68,8 @@ def build(
         load_wait_s=settings.load_wait_s,
     )
     residents = Residents(hosting, vocabularies, permits=permits, clock=clock, owner=owner, on_health=on_health)
-    catalogue = CatalogueFile(settings, residents)
+    refusals = (ConfigError, ModelFileError)
+    catalogue = Followed(settings.config, partial(read_served, settings), residents.apply, refusals=refusals)
     residents.apply(read_served(settings))
     generator = Generator(residents, clock, Waits(settings.load_wait_s, settings.prompt_bytes))
     embeddings = Embeddings(residents, Waits(settings.load_wait_s, settings.prompt_bytes))
@@ -91,42 +86,6 @@ def _resident(
     environ: Mapping[str, str],
 ) -> Resident:
     return Resident(key, served, limits=limits, clock=clock, environ=environ, on_state=on_state)
-
-
-class CatalogueFile:
-    """Follows the section `models` of omniserve.yaml: what is added or removed there counts at once."""
-
-    def __init__(self, settings: LlmSettings, residents: Residents) -> None:
-        self._settings = settings
-        self._residents = residents
-        self._seen = self._look()
-        self._hurry = asyncio.Event()
-
-    def poke(self) -> None:
-        """Read the file again, changed or not, as SIGHUP asks."""
-        self._hurry.set()
-
-    async def follow(self) -> None:
-        """Follow the file, for ever. A bad one is told to the log, and what was served goes on."""
-        while True:
-            try:
-                async with asyncio.timeout(LOOKED_EVERY_S):
-                    await self._hurry.wait()
-            except TimeoutError:
-                if self._look() == self._seen:
-                    continue
-            self._hurry.clear()
-            self._seen = self._look()
-            try:
-                served = await asyncio.to_thread(read_served, self._settings)
-            except (ConfigError, ModelFileError) as error:
-                _log.error("the models cannot be read; those before go on", error=str(error))
-                continue
-            self._residents.apply(served)
-            _log.info("models read", models=[each.entry.name for each in served])
-
-    def _look(self) -> keyring.Version | None:
-        return None if self._settings.config is None else keyring.version(self._settings.config)
 
 
 def host_environment(settings: LlmSettings) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The section `models` of omniserve.yaml as it is written."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -9,6 +9,15 @@ from services.llm.core.options import SAMPLING_RANGES
 from services.llm.settings import KvType
 
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\s\x00-\x1f]+( [^\s\x00-\x1f]+)*$")]
+
+
+PICTURE_KINDS: Final = frozenset({"image", "upscaler"})
+"""Kinds of models that diffusion serves; their entries are its."""
+
+
+def is_others(entry: Any) -> bool:  # noqa: ANN401 - as it stands in the file
+    """Return whether an entry of the section is another service's."""
+    return isinstance(entry, dict) and entry.get("kind") in PICTURE_KINDS
 
 
 class Section(BaseModel):

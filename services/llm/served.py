@@ -18,7 +18,7 @@ from services.llm.core.memory import MIB, lease_mib, need_mib, scratch_mib
 from services.llm.core.speculation import MOST_UNLIKE_TOKENS
 from services.llm.core.tuning import largest_kv_type, largest_ubatch_tokens
 from services.llm.core.wire import DraftModelConfig, EngineConfig, Sampling, SpeculationRules, TextConfig
-from services.llm.sections import ModelSection, ModelsSection
+from services.llm.sections import ModelSection, ModelsSection, is_others
 from services.llm.settings import LlmSettings
 
 DEFAULT_EMBEDDING: Final = "all-MiniLM-L6-v2.Q8_0.gguf"
@@ -158,7 +158,7 @@ def read_served(settings: LlmSettings) -> tuple[Served, ...]:
 
     Raises ConfigError with the line, and ModelFileError for the one of the settings.
     """
-    document = config.read(settings.config)
+    document = config.read(settings.config).without("models", is_others)
     sections = document.section("models", ModelsSection)
     if not sections:
         found = (from_settings(settings), *embeddings_of(settings))
