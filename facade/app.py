@@ -20,6 +20,7 @@ from facade.routes import (
     messages,
     models,
     orders,
+    picture_orders,
     responses,
     tokens,
 )
@@ -56,6 +57,7 @@ def build_app(facade: Facade, book: TokenBook | None) -> FastAPI:
         tokens.router,
         health.router,
         orders.router,
+        picture_orders.router,
         holds.router,
         memory.router,
     )

@@ -29,8 +29,10 @@ class ImageCalls:
     def __init__(self, channel: grpc.aio.Channel, clock: Clock, owner: Owner, *, limit_s: float, wait_s: float) -> None:
         self._peer = Peer(_PEER, channel, wait_s)
         self._stub: Any = diffusion_pb2_grpc.DiffusionServiceStub(channel)
+        self._admin: Any = diffusion_pb2_grpc.DiffusionAdminServiceStub(channel)
         self._clock = clock
         self._owner = owner
+        self._orders_limit_s = limit_s
         self._limit_s = min(limit_s, _NAMES_LIMIT_S)
         self._models: tuple[pb.Model, ...] = ()
         self._models_until = float("-inf")
@@ -38,6 +40,13 @@ class ImageCalls:
     def pictures(self, call: PictureCall, who: Principal) -> "Pictures":
         """Return the pictures that a call asks for, to be begun by entering them."""
         return Pictures(call, who, self._peer, getattr(self._stub, call.method.value), self._owner)
+
+    async def clear_teleport(self, request: pb.ClearTeleportRequest, who: Principal) -> pb.ClearTeleportResponse:
+        """Empty exact caches; return what that was. Raises DomainError."""
+        answer: pb.ClearTeleportResponse = await self._peer.ask(
+            self._admin.ClearTeleport, request, who, limit_s=self._orders_limit_s
+        )
+        return answer
 
     async def catalogue(self, who: Principal) -> tuple[pb.Model, ...]:
         """Return the models of pictures as known a short while ago; none while diffusion does not tell."""

@@ -24,10 +24,16 @@ QUICK = {"steps": 2, "seed": 7}
 
 
 @pytest.fixture(scope="module")
-def drawing(make_mesh, tmp_path_factory):
-    """A mesh that serves a small image model and an upscaler."""
+def drawing(make_mesh, tmp_path_factory, free_ports):
+    """A mesh that serves a small image model and an upscaler itself, although an upstream is set, where nobody listens."""
     folder = tmp_path_factory.mktemp("images")
-    settings = {**make(folder / "model").settings, "OMNISERVE_DIFFUSION_NATIVE_TAP": str(build_tap())}
+    (nobody,) = free_ports(1)
+    settings = {
+        **make(folder / "model").settings,
+        "OMNISERVE_DIFFUSION_NATIVE_TAP": str(build_tap()),
+        "OMNISERVE_IMAGE_UPSTREAM": f"http://127.0.0.1:{nobody}",
+        "OMNISERVE_IMAGE_PREFER_EMBEDDED": "1",
+    }
     with make_mesh(folder / "mesh", **settings) as mesh:
         yield mesh
 
@@ -140,6 +146,20 @@ def test_the_command_writes_a_picture(drawing, tmp_path):
 def test_replay_is_exact(drawing, tmp_path):
     arguments = ["--base", drawing.public_url, "--samplers", "euler", "--steps", "4", "--size", "64x64"]
     assert teleport.main([*arguments, "--out", str(tmp_path / "teleport.json")]) == 0
+
+
+def test_the_operator_empties_the_exact_caches(drawing):
+    body = {"prompt": "a pond", "size": "64x64", **QUICK, "teleport": True}
+    caches = []
+    for order in (None, None, {}, None):
+        if order is not None:
+            path = "/admin/diffusion/teleport/clear"
+            assert httpx.post(f"{drawing.public_url}{path}", json=order, timeout=60).status_code == 404
+            assert httpx.post(f"{drawing.operator_url}{path}", json=order, timeout=60).json()["entries"] >= 1
+            continue
+        made = httpx.post(f"{drawing.public_url}/v1/images/generations", json=body, timeout=300).json()
+        caches.append(made["data"][0]["omniserve"].get("cache"))
+    assert caches == [None, "exact_prompt_result_cache", None]
 
 
 def test_backdrops_are_drawn_and_replayed(drawing):

@@ -33,7 +33,7 @@ from services.kit.health import HealthHandle
 from services.kit.server import running_server
 from services.kit.settings import MeshSettings
 from services.kit.tokens import ensure_token
-from tests.fixtures.pictures import ScriptedDiffusion
+from tests.fixtures.pictures import ScriptedDiffusion, ScriptedDiffusionAdmin
 
 MODEL = llm_pb2.Model(
     name="tiny", aliases=["tiny-alias", "org/tiny"], kind=llm_pb2.MODEL_KIND_CHAT, context_tokens=64, created_unix_s=7
@@ -280,6 +280,7 @@ class Mesh:
     stop_jobs: Callable[[], "asyncio.Future[None]"]
     admission_admin: ScriptedAdmissionAdmin
     diffusion: ScriptedDiffusion
+    diffusion_admin: ScriptedDiffusionAdmin
 
     @property
     def url(self) -> str:
@@ -357,12 +358,17 @@ async def _mesh(state_dir: Path, llm_port: int, **overrides: object) -> AsyncIte
         register=lambda server: vram_pb2_grpc.add_VramServiceServicer_to_server(scripted_vram, server),
         service_names=("omniserve.vram.v1.VramService",),
     )
-    scripted_diffusion = ScriptedDiffusion()
+    scripted_diffusion, diffusion_admin = ScriptedDiffusion(), ScriptedDiffusionAdmin()
+
+    def register_diffusion(server: grpc.aio.Server) -> None:
+        diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(scripted_diffusion, server)
+        diffusion_pb2_grpc.add_DiffusionAdminServiceServicer_to_server(diffusion_admin, server)
+
     diffusion = running_server(
         name="diffusion",
         settings=peers,
-        register=lambda server: diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(scripted_diffusion, server),
-        service_names=("omniserve.diffusion.v1.DiffusionService",),
+        register=register_diffusion,
+        service_names=("omniserve.diffusion.v1.DiffusionService", "omniserve.diffusion.v1.DiffusionAdminService"),
     )
     async with AsyncExitStack() as stack:
         diffusion_port = await stack.enter_async_context(diffusion)
@@ -407,6 +413,7 @@ async def _mesh(state_dir: Path, llm_port: int, **overrides: object) -> AsyncIte
             jobs.aclose,
             admission_admin,
             scripted_diffusion,
+            diffusion_admin,
         )
 
 
