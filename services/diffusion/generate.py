@@ -96,7 +96,7 @@ class Generator:
             return
 
     async def _run(self, work: Work, resident: Resident, outbox: Outbox) -> None:
-        order = await asyncio.to_thread(self._order, work, resident)
+        order = await self._checked(work, resident)
         timeline = Timeline(self._clock)
         run = Run(order, resident, self._teleport(order, resident), outbox, self._clock)
         if run.is_there():  # no device is needed, so no permit
@@ -145,6 +145,17 @@ class Generator:
             start_step=order.start_step,
         )
         return Teleport(self.cache, inputs, order.options, resident.name)
+
+    async def _checked(self, work: Work, resident: Resident) -> Order:
+        """Check a request, beside the loop when files must be decoded or copied for that. Raises DomainError."""
+        if (
+            work.sources.images
+            or work.sources.mask is not None
+            or work.sources.control is not None
+            or work.options.loras
+        ):
+            return await asyncio.to_thread(self._order, work, resident)
+        return self._order(work, resident)
 
     def _order(self, work: Work, resident: Resident) -> Order:
         """Check a request, decode its pictures and find its adapters. Raises DomainError."""

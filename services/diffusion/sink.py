@@ -1,6 +1,7 @@
 """What the engine says about a job, turned into events of its request."""
 
 import asyncio
+from typing import Final
 
 from omniserve.diffusion.v1 import diffusion_pb2 as pb
 from services.diffusion import translate
@@ -10,6 +11,9 @@ from services.diffusion.core.options import Encoding
 from services.diffusion.core.wire import Preview, Progress
 from services.diffusion.outbox import Outbox
 from services.kit.clock import Clock
+
+_TOLD_EVERY_S: Final = 0.05
+"""Each step that is told wakes three processes that the engine could use the time of."""
 
 
 class Sink:
@@ -25,11 +29,20 @@ class Sink:
         self._first = first
         self._previews: dict[int, int] = {}
         self._began: tuple[str, int, int, float] | None = None
+        self._told: tuple[str, int] | None = None
+        self._told_s = 0.0
         self.is_over = False
 
     def progress(self, progress: Progress) -> None:
-        """Take a step."""
-        self._outbox.put("step", translate.step(progress, self._first, eta_ms=self._eta_ms(progress)))
+        """Take a step. Of quick ones not each is told, but the first and the last of a phase are."""
+        eta_ms = self._eta_ms(progress)
+        now_s = self._clock.monotonic()
+        part = (progress.phase, progress.index)
+        is_between = part == self._told and progress.step < progress.steps
+        if is_between and now_s - self._told_s < _TOLD_EVERY_S:
+            return
+        self._told, self._told_s = part, now_s
+        self._outbox.put("step", translate.step(progress, self._first, eta_ms=eta_ms))
 
     def _eta_ms(self, progress: Progress) -> int | None:
         """Return how long the rest of a phase takes, if its steps take as long as those before."""

@@ -92,6 +92,13 @@ class Painter:
                 self._pipe.send(self._failed(job, "cancelled") if self.jobs.is_cancelled() else self._do(job))
             finally:
                 self.jobs.done()
+                self._forget()  # after the answer: whoever waits for that need not wait for this
+
+    @staticmethod
+    def _forget() -> None:
+        from services.diffusion.host import sd  # noqa: PLC0415 - see serve_images
+
+        sd.forget_memory()
 
     def _do(self, job: Generate) -> Made | Failed:
         began_s = time.monotonic()
@@ -129,8 +136,6 @@ class Painter:
             if watch is not None and watch.misfit:
                 return self._failed(job, "what was to be replayed is of another size")
             return self._failed(job, str(error))
-        finally:
-            sd.forget_memory()
         for place, (path, _) in enumerate(job.loras):
             if watcher.applied.get(path) == 0:  # the engine goes on without a word
                 field = f"options.loras[{place}]"
