@@ -140,12 +140,13 @@ compose-test: setup wheels ## Build and start the compose file for real, chat th
 	$(BIN)/python -m deploy.docker.compose_test
 
 .PHONY: bench
-bench: setup ## Measure: the whole path against llama-server, cancellation, permits, the front door against its peers, time to ready.
+bench: setup ## Measure: the whole path against llama-server, cancellation, pictures, permits, the front door against its peers, time to ready.
 	$(BIN)/python -m bench.llm.peer
 	$(BIN)/python -m bench.transport.peer
 	$(BIN)/python -m bench.llm.run
 	$(BIN)/python -m bench.llm.cancel
 	$(BIN)/python -m bench.llm.embeddings
+	$(BIN)/python -m bench.diffusion.run
 	$(BIN)/python -m bench.admission.scheduler
 	$(BIN)/python -m bench.admission.streams
 	$(BIN)/python -m bench.vram.run
