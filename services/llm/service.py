@@ -102,7 +102,12 @@ class LlmServicer(llm_pb2_grpc.LlmServiceServicer):
             return found, found.prompt
         self._generator.check_size("text", len(request.text))
         special = request.parse_special if request.HasField("parse_special") else True
-        return await resident.text.tokenize(request.text, begin=request.add_special, parse_special=special), None
+        # An embedding model reads every text between its own tokens, not after one.
+        whole = request.add_special and resident.served.entry.kind is not Kind.CHAT
+        found = await resident.text.tokenize(
+            request.text, begin=request.add_special, parse_special=special, whole=whole
+        )
+        return found, None
 
     @override
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:

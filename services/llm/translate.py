@@ -14,6 +14,7 @@ from services.kit.hosts.core.lifecycle import State
 from services.llm.adapters.engine import add_counters
 from services.llm.core.adapters import AskedAdapter
 from services.llm.core.catalogue import Kind
+from services.llm.core.dialect import dialect_of
 from services.llm.core.memory import MIB
 from services.llm.core.options import AskedOptions, AskedSampling
 from services.llm.core.prompt import Call, Chat, Completion, Turn
@@ -57,6 +58,10 @@ STATES: Final[Mapping[State, pb.ModelState.ValueType]] = {
     State.UNLOADING: pb.MODEL_STATE_UNLOADING,
     State.FAILED: pb.MODEL_STATE_FAILED,
 }
+_GAP_TOKENS: Final = frozenset(
+    {"tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.fim_suf_token_id", "tokenizer.ggml.prefix_token_id"}
+)
+"""Any of these in a file's header: the model fills gaps."""
 _KINDS: Final[Mapping[Kind, pb.ModelKind.ValueType]] = {
     Kind.CHAT: pb.MODEL_KIND_CHAT,
     Kind.EMBEDDING: pb.MODEL_KIND_EMBEDDING,
@@ -243,7 +248,16 @@ def model(resident: Resident) -> pb.Model:
         pinned=served.pinned,
         memory_mib=served.need_mib,
         adapters=served.chat.loras if served.entry.kind is Kind.CHAT else (),
+        capabilities=_capabilities(resident) if served.entry.kind is Kind.CHAT else (),
     )
+
+
+def _capabilities(resident: Resident) -> list[str]:
+    """Return what a model can do beyond text: calling tools is described to those whose template knows none."""
+    served, known = resident.served, resident.text.known
+    thinks = dialect_of(served.text.template or served.file.header.template).thinking is not None
+    fills = _GAP_TOKENS & served.file.header.metadata.keys() or (known is not None and known.infill)
+    return ["tools", *(["thinking"] if thinks else []), *(["infill"] if fills else [])]
 
 
 def tokens(ids: Sequence[int]) -> npt.NDArray[np.int32]:

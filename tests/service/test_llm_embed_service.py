@@ -315,3 +315,15 @@ def test_a_model_of_the_catalogue_that_makes_vectors_is_loaded_when_asked_for_an
 
     with start_llm(OMNISERVE_CONFIG=str(tmp_path / "omniserve.yaml"), OMNISERVE_LLM_LOAD_WAIT_S="200") as pair:
         asyncio.run(scenario(pair))
+
+
+async def test_a_text_tokenized_with_its_special_tokens_is_what_an_embedding_model_reads(stub):
+    whole = await stub.Tokenize(pb.TokenizeRequest(model=NAME, text="a cat", add_special=True))
+    bare = await stub.Tokenize(pb.TokenizeRequest(model=NAME, text="a cat"))
+    assert whole.pieces[0] == b"[CLS]"
+    assert whole.pieces[-1] == b"[SEP]"
+    assert list(whole.tokens[1:-1]) == list(bare.tokens)
+    as_tokens = pb.EmbedInput(tokens=pb.Tokens(ids=whole.tokens))
+    answer = await stub.Embed(pb.EmbedRequest(model=NAME, inputs=[pb.EmbedInput(text="a cat"), as_tokens]))
+    first, second = rows(answer)
+    assert float(first @ second) > 0.999

@@ -184,6 +184,7 @@ async def test_a_tokenized_chat_shows_the_templated_prompt(stub):
 async def test_the_catalogue_tells_the_model_and_its_state(stub):
     (model,) = (await stub.ListModels(pb.ListModelsRequest())).models
     assert (model.name, model.kind, model.state) == ("SmolLM2-135M-Instruct", pb.MODEL_KIND_CHAT, pb.MODEL_STATE_READY)
+    assert list(model.capabilities) == ["tools"]
     assert (model.context_tokens, model.quantisation, model.parameters) == (8192, "Q4_1", 134_515_008)
     for name in (model.name, *model.aliases):
         request = chat(max_tokens=1)

@@ -71,6 +71,11 @@ class TextHost:
         self._changed = asyncio.Event()
         self._failure = ""
 
+    @property
+    def known(self) -> TextReady | None:
+        """What is known about the vocabulary without waiting."""
+        return self._ready
+
     async def vocabulary(self, *, wait_s: float) -> TextReady:
         """Return what is known about the vocabulary. Raises DomainError `loading` when it is not there in time."""
         try:
@@ -94,9 +99,9 @@ class TextHost:
         )
         return Text(unpack_tokens(answer.tokens), answer.prompt)
 
-    async def tokenize(self, text: str, *, begin: bool, parse_special: bool) -> Text:
-        """Tokenize a text; `begin`: with the start token in front, where the model has one."""
-        answer = await self._ask(lambda call: Tokenize(call, text, begin, parse_special), Tokenized)
+    async def tokenize(self, text: str, *, begin: bool, parse_special: bool, whole: bool = False) -> Text:
+        """Tokenize a text; `begin`: with the start token in front, where the model has one; `whole`: with all that it wants."""
+        answer = await self._ask(lambda call: Tokenize(call, text, begin, parse_special, whole), Tokenized)
         return Text(unpack_tokens(answer.tokens), answer.prompt)
 
     async def infill(self, before: str, after: str) -> Text:

@@ -332,12 +332,16 @@ class Render(msgspec.Struct, frozen=True, array_like=True, tag="render"):
 
 
 class Tokenize(msgspec.Struct, frozen=True, array_like=True, tag="tokenize"):
-    """Tokenize text. `begin`: prepend the start token where the model has one and the text does not begin with it."""
+    """Tokenize text. `begin`: prepend the start token where the model has one and the text does not begin with it.
+
+    `whole`: with what the model wants at both ends, as an embedding model reads it.
+    """
 
     call: int
     text: str
     begin: bool
     parse_special: bool
+    whole: bool = False
 
 
 class CheckGrammar(msgspec.Struct, frozen=True, array_like=True, tag="check_grammar"):

@@ -108,7 +108,9 @@ class Text:
         if isinstance(call, Infill):
             return self._with_gap(call)
         if isinstance(call, Tokenize):
-            return self._tokenized(call.call, call.text, begin=call.begin, parse_special=call.parse_special)
+            return self._tokenized(
+                call.call, call.text, begin=call.begin, parse_special=call.parse_special, whole=call.whole
+            )
         try:
             prompt = self._render(call)
         except TemplateError as error:
@@ -157,11 +159,12 @@ class Text:
         start = [self._vocabulary.bos] if self._vocabulary.adds_bos else []
         return Tokenized(call.call, pack_tokens([*start, beginning, *before, end, *after, gap]), call.before)
 
-    def _tokenized(self, call: int, text: str, *, begin: bool, parse_special: bool) -> Tokenized:
-        tokens = self._vocabulary.tokenize(text.encode("utf-8", "replace"), parse_special=parse_special)
+    def _tokenized(self, call: int, text: str, *, begin: bool, parse_special: bool, whole: bool = False) -> Tokenized:
+        data = text.encode("utf-8", "replace")
+        tokens = self._vocabulary.tokenize(data, parse_special=parse_special, add_special=whole)
         bos = self._vocabulary.bos
         # Templates often write the start token themselves; twice would change the answer.
-        if begin and self._vocabulary.adds_bos and tokens[:1] != [bos]:
+        if begin and not whole and self._vocabulary.adds_bos and tokens[:1] != [bos]:
             tokens = [bos, *tokens]
         return Tokenized(call, pack_tokens(tokens), text)
 
