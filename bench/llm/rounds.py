@@ -79,10 +79,10 @@ class Plan:
 
 
 def run_rounds(
-    load: LoadProcess, sides: tuple[Side, Side], plan: Plan, *, concurrency: int, rounds: int
+    load: LoadProcess, sides: tuple[Side, Side], plan: Plan, *, concurrency: int, rounds: range
 ) -> Iterator[Sample]:
     """Measure both sides in turn, with the same prompts in each round; BenchError when they did unequal work."""
-    for round_index in range(rounds):
+    for round_index in rounds:
         wait_for_calm(plan.calm_limit_s)
         for which in abba(round_index):
             yield measure(load, sides[which], plan, concurrency=concurrency, round_index=round_index)

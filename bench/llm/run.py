@@ -19,14 +19,15 @@ from bench.llm.load import LoadProcess
 from bench.llm.mesh import Mesh, start_mesh
 from bench.llm.report import compare, progress, result, tables
 from bench.llm.rounds import BenchError, Plan, Sample, measure, run_rounds
-from bench.llm.sides import Peer, Shape, Side, start_peer
+from bench.llm.sides import PEER_NAME, Peer, Shape, Side, start_peer
 from bench.models import default_gguf
 from bench.processes import CHECKOUT, stop_children_on_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 RESULTS = CHECKOUT / "build" / "bench"
+PEER_AGAIN = f"{PEER_NAME}-again"
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -37,7 +38,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--slots", type=int, default=16, help="sequences at once, both sides")
     parser.add_argument("--context", type=int, default=8192, help="context tokens in all, both sides")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16], help="concurrent streams")
-    parser.add_argument("--rounds", type=int, default=6, help="interleaved rounds per number of streams")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds per number of streams and start")
+    parser.add_argument(
+        "--starts",
+        type=int,
+        default=3,
+        help="how often both sides are started anew: one process may compute at another speed than the next, for its whole life",
+    )
     parser.add_argument("--tokens", type=int, default=128, help="tokens of every stream")
     parser.add_argument(
         "--wait-for-calm",
@@ -72,6 +79,7 @@ def environment(options: argparse.Namespace, environ: Mapping[str, str]) -> dict
         "context_tokens": options.context,
         "streams": options.streams,
         "rounds": options.rounds,
+        "starts": options.starts,
         "tokens_per_stream": options.tokens,
         "gguf": options.gguf.name,
         "sampling": "greedy, ignore_eos; llama-server with its shortest sampler chain",
@@ -100,9 +108,9 @@ def start_sides(
         return Peer(child, port, name)
 
     if options.null:
-        return new_peer("llama-server"), new_peer("llama-server-again")
+        return new_peer(PEER_NAME), new_peer(PEER_AGAIN)
     mesh: Mesh = stack.enter_context(start_mesh(shape, environ=os.environ, folder=folder))
-    return mesh, new_peer("llama-server")
+    return mesh, new_peer(PEER_NAME)
 
 
 def run(options: argparse.Namespace) -> list[Sample]:
@@ -110,29 +118,35 @@ def run(options: argparse.Namespace) -> list[Sample]:
     server = options.peer or peer.build(peer.installed_version(), jobs=os.cpu_count() or 1)
     facts = environment(options, os.environ)
     samples: list[Sample] = []
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omniserve-bench-")))
-        sides = start_sides(options, server, folder, stack)
-        load = stack.enter_context(LoadProcess())
-        names = (sides[0].name, sides[1].name)
-        print(
-            f"{names[0]} against {names[1]}: {options.slots} slots and {options.threads} threads on both sides, {options.gguf.name}, "
-            f"{options.tokens} tokens a stream, {options.rounds} rounds, greedy, no warm prefixes\n",
-            flush=True,
-        )
-        for side in sides:
-            measure(load, side, Plan(tokens=16), concurrency=max(options.streams), round_index=options.rounds)
-        for concurrency in options.streams:
-            plan = Plan(tokens=options.tokens, calm_limit_s=options.wait_for_calm)
-            for sample in run_rounds(load, sides, plan, concurrency=concurrency, rounds=options.rounds):
-                samples.append(sample)
-                print(progress(sample), file=sys.stderr, flush=True)
+    names = (PEER_NAME, PEER_AGAIN) if options.null else (Mesh.name, PEER_NAME)
+    print(
+        f"{names[0]} against {names[1]}: {options.slots} slots and {options.threads} threads on both sides, {options.gguf.name}, "
+        f"{options.tokens} tokens a stream, {options.starts} starts of {options.rounds} rounds, greedy, no warm prefixes\n",
+        flush=True,
+    )
+    for start in range(options.starts):
+        for sample in run_start(options, server, range(start * options.rounds, (start + 1) * options.rounds)):
+            samples.append(sample)
+            print(progress(sample), file=sys.stderr, flush=True)
     comparisons = compare(samples, names)
     print(tables(comparisons, names))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result(facts, comparisons, samples), indent=2) + "\n")
     print(f"\nwritten to {options.out}")
     return samples
+
+
+def run_start(options: argparse.Namespace, server: Path, rounds: range) -> Iterator[Sample]:
+    """Start both sides, warm them, and measure some rounds at every number of streams."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omniserve-bench-")))
+        sides = start_sides(options, server, folder, stack)
+        load = stack.enter_context(LoadProcess())
+        for side in sides:
+            measure(load, side, Plan(tokens=16), concurrency=max(options.streams), round_index=rounds.stop)
+        for concurrency in options.streams:
+            plan = Plan(tokens=options.tokens, calm_limit_s=options.wait_for_calm)
+            yield from run_rounds(load, sides, plan, concurrency=concurrency, rounds=rounds)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 READY_LIMIT_S = 120.0
+PEER_NAME = "llama-server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def chat_body(prompt: str, tokens: int, **extra: object) -> str:
 class Peer:
     """`llama-server` of the same llama.cpp."""
 
-    def __init__(self, child: Child, port: int, name: str = "llama-server") -> None:
+    def __init__(self, child: Child, port: int, name: str = PEER_NAME) -> None:
         self.name = name
         self.port = port
         self._child = child
