@@ -99,17 +99,34 @@ logs: ## Follow the logs, or one of them: make logs SERVICE=llm
 
 # ---- gates ----------------------------------------------------------------------------------------------------
 
+# The one that takes longest first; they run beside each other.
+GATES := mypy ruff format imports protos shell
+
 .PHONY: check
 check: setup ## Lint, types, import contracts, proto lint.
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target $(GATES:%=gate-%)
+
+.PHONY: $(GATES:%=gate-%)
+gate-mypy:
 	$(BIN)/mypy
+
+gate-ruff:
+	$(BIN)/ruff check .
+
+gate-format:
+	$(BIN)/ruff format --check .
+
+gate-imports:
 	$(BIN)/lint-imports
+
+gate-protos:
 	$(BIN)/buf lint
+
+gate-shell:
 	$(BIN)/shellcheck $(SHELL_FILES)
 
-# How many processes run the tests beside each other, file by file and those together which share a mesh; 0: this one, one test after another. Much of a test is the
-# start of services and waiting for them, which leaves half of a machine idle.
+# How many processes run the tests beside each other: file by file, and those together which share a mesh; 0: this one, one test
+# after another. Much of a test is the start of services and waiting for them, which leaves half of a machine idle.
 TEST_PROCESSES ?= 2
 
 # Tests start services hundreds of times, which is quicker when Python keeps what it compiled, whatever the caller prefers.
