@@ -84,14 +84,14 @@ def test_ctrl_c_lets_a_running_stream_end_and_stops_everything(make_mesh, tmp_pa
 
 
 def test_nothing_outlives_a_launcher_that_is_killed(make_mesh, tmp_path, wait_until):
-    with make_mesh(tmp_path) as mesh:
+    with make_mesh(tmp_path, OMNISERVE_EMBEDDING_GGUF="none") as mesh:
         processes = family(mesh)
         mesh.launcher.kill()
         wait_until(lambda: gone(processes), "every process has ended")
 
 
 def test_nothing_outlives_a_supervisord_that_is_killed(make_mesh, tmp_path, wait_until):
-    with make_mesh(tmp_path) as mesh:
+    with make_mesh(tmp_path, OMNISERVE_EMBEDDING_GGUF="none") as mesh:
         processes = family(mesh)
         next(each for each in processes if "supervisord" in " ".join(each.cmdline())).kill()
         assert mesh.launcher.wait(120) == 1

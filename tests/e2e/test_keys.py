@@ -32,7 +32,7 @@ def proxied(tmp_path_factory, make_mesh, free_ports, wait_until, traced):
     upstreams = {"OMNISERVE_TTS_UPSTREAM": "tts", "OMNISERVE_H3_UPSTREAM": "h3"}
     settings = {"OMNISERVE_ALLOW_ANONYMOUS": "1", "OTEL_EXPORTER_OTLP_ENDPOINT": traced[1]}
     folder = tmp_path_factory.mktemp("keys")
-    with proxied_mesh(folder, make_mesh, free_ports, wait_until, upstreams, **settings) as running:
+    with proxied_mesh(folder, make_mesh, free_ports, wait_until, upstreams, chats=False, **settings) as running:
         yield running
 
 

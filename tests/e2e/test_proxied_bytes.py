@@ -28,7 +28,7 @@ def proxied(tmp_path_factory, make_mesh, free_ports, wait_until):
     }
     settings = {"OMNISERVE_SLOTS": "4", "OMNISERVE_TTS_PATH": "/speak", "OMNISERVE_FORECAST_PATH": "/predict"}
     folder = tmp_path_factory.mktemp("bytes")
-    with proxied_mesh(folder, make_mesh, free_ports, wait_until, upstreams, **settings) as running:
+    with proxied_mesh(folder, make_mesh, free_ports, wait_until, upstreams, chats=False, **settings) as running:
         yield running
 
 

@@ -33,7 +33,7 @@ def mesh_of_one(tmp_path_factory, make_mesh, free_ports, wait_until):
         "OMNISERVE_STT_UPSTREAM": f"http://127.0.0.1:{free_ports(1)[0]}",
     }
     folder = tmp_path_factory.mktemp("overflow")
-    with proxied_mesh(folder, make_mesh, free_ports, wait_until, upstreams, **settings) as running:
+    with proxied_mesh(folder, make_mesh, free_ports, wait_until, upstreams, chats=False, **settings) as running:
         yield running
 
 

@@ -20,7 +20,7 @@ def mesh_with_fallback(tmp_path_factory, make_mesh, free_ports, wait_until):
         "OMNISERVE_STT_OVERFLOW_API_KEY": "managed-key",
     }
     folder = tmp_path_factory.mktemp("stt")
-    with proxied_mesh(folder, make_mesh, free_ports, wait_until, upstreams, **settings) as running:
+    with proxied_mesh(folder, make_mesh, free_ports, wait_until, upstreams, chats=False, **settings) as running:
         yield running
 
 
