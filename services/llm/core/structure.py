@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from services.kit.errors import DomainError, Reason
 from services.llm.core.gbnf import Rules, check_grammar
-from services.llm.core.schema import SchemaError, object_symbol, read_schema, schema_symbol
+from services.llm.core.schema import object_symbol, read_schema, schema_symbol
+from services.llm.core.schema_scalars import SchemaError
 
 MOST_SCHEMA_CHARACTERS: Final = 1_000_000
 

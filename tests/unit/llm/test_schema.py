@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from services.kit.errors import DomainError, Reason
 from services.llm.core.gbnf import Rules
-from services.llm.core.schema import MOST_DEPTH, SchemaError, schema_symbol
+from services.llm.core.schema import MOST_DEPTH, schema_symbol
+from services.llm.core.schema_scalars import SchemaError
 from services.llm.core.structure import Structure, StructureKind, grammar_of
 
 
