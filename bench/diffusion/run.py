@@ -51,26 +51,49 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def overhead(bare: Bare, mesh: Mesh, edge_px: int, *, rounds: int, steps: int, ways: Sequence[str] = ()) -> None:
     """Print what each way to a picture takes beside the bare engine. `ways`: those to try; all when empty."""
     seeds = iter(range(edge_px * 1000, 2**31))
-    sides: dict[str, Callable[[int], float]] = {
-        "bare engine": lambda seed: bare.draw(edge_px, steps, seed),
-        "gRPC, samples": lambda seed: mesh.grpc(mesh.request(edge_px, steps, seed, "raw"))[0],
-        "gRPC, WebP": lambda seed: mesh.grpc(mesh.request(edge_px, steps, seed))[0],
-        "REST, WebP": lambda seed: mesh.rest(edge_px, steps, seed)[0],
+    sides: dict[str, Callable[[int], tuple[float, float]]] = {
+        "bare engine": lambda seed: _bare(bare.draw(edge_px, steps, seed)),
+        "gRPC, samples": lambda seed: _over_grpc(mesh, mesh.request(edge_px, steps, seed, "raw")),
+        "gRPC, WebP": lambda seed: _over_grpc(mesh, mesh.request(edge_px, steps, seed)),
+        "REST, WebP": lambda seed: _over_rest(mesh, edge_px, steps, seed),
     }
     names = ["bare engine", *(name for name in list(sides)[1:] if not ways or name in ways)]
     spent = {name: list[float]() for name in names}
+    outside = {name: list[float]() for name in names}
     if not ways:
         for name in names:
             sides[name](next(seeds))  # the first of a size allocates
     for place in range(rounds):
         seed = next(seeds)
         for side in there_and_back(place, len(names)):
-            spent[names[side]].append(sides[names[side]](seed))
+            wall_ms, engine_ms = sides[names[side]](seed)
+            spent[names[side]].append(wall_ms)
+            outside[names[side]].append(wall_ms - engine_ms)
     base = spent["bare engine"]
-    print(f"\n{edge_px}x{edge_px}, {steps} steps, {rounds} rounds: ms, and of each round the ratio and what is added")
+    print(
+        f"\n{edge_px}x{edge_px}, {steps} steps, {rounds} rounds: ms, ratio to the bare engine, and ms outside the engine"
+    )
     for name, samples in spent.items():
-        added = spread([each - its for each, its in zip(samples, base, strict=True)])
-        print(f"  {name:14} {spread(samples).show(1):28} x {ratio(samples, base).show(3):22} + {added.show(1)} ms")
+        part = statistics.median(outside[name]) / statistics.median(base)
+        print(
+            f"  {name:14} {spread(samples).show(1):26} x {ratio(samples, base).show(3):20} "
+            f"+ {spread(outside[name]).show(1):18} {part:.2%}",
+            flush=True,
+        )
+
+
+def _bare(wall_ms: float) -> tuple[float, float]:
+    return wall_ms, wall_ms
+
+
+def _over_grpc(mesh: Mesh, request: pb.GenerateImageRequest) -> tuple[float, float]:
+    wall_ms, image = mesh.grpc(request)
+    return wall_ms, float(image.inference_ms)
+
+
+def _over_rest(mesh: Mesh, edge_px: int, steps: int, seed: int) -> tuple[float, float]:
+    wall_ms, told = mesh.rest(edge_px, steps, seed)
+    return wall_ms, float(told["data"][0]["omniserve"]["inference_time_ms"])
 
 
 def repeats(mesh: Mesh, edges: Sequence[int], *, count: int, steps: int) -> None:
@@ -125,11 +148,16 @@ def cancels(mesh: Mesh, edge_px: int, *, count: int) -> None:
         (first, began_s), (last, ended_s) = marks[0], marks[-1]
         step_ms.append((ended_s - began_s) * 1000 / (last - first))
         time.sleep(step_ms[-1] / 2000 * (place % 2))
+        before = mesh.engine()
+        if before.active_requests != 1:
+            raise RuntimeError("the request to be cancelled was not at work")
         began_s = time.perf_counter()
         call.cancel()
-        while mesh.engine().active_requests:
+        while (after := mesh.engine()).active_requests:
             time.sleep(0.001)
         free_ms.append((time.perf_counter() - began_s) * 1000)
+        if (after.host_pid, after.cancelled_total) != (before.host_pid, before.cancelled_total + 1):
+            raise RuntimeError("the engine was ended instead of the request")
     beyond: Spread = spread([free - step for free, step in zip(free_ms, step_ms, strict=True)])
     print(
         f"  {edge_px:4} a step {spread(step_ms).show(1):24} free {spread(free_ms).show(1):24} beyond a step {beyond.show(1)}"

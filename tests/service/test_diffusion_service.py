@@ -241,6 +241,28 @@ async def test_a_caller_that_leaves_frees_engine_and_permit_within_a_step(stub, 
     assert engine.state == pb.MODEL_STATE_READY
 
 
+async def test_the_permit_is_held_until_the_engine_has_ended_what_was_cancelled(stub, pair):
+    call = stub.GenerateImage(asked(steps=150), timeout=LIMIT_S)
+    async for event in call:
+        if event.step.phase == pb.PHASE_DENOISING and event.step.step >= 2:
+            break
+    before = (await pair.engines())["tiny-image"]
+    os.kill(before.host_pid, signal.SIGSTOP)  # in the middle of a step
+    try:
+        call.cancel()
+        async with asyncio.timeout(60):
+            while (await pair.engines())["tiny-image"].cancelled_total == before.cancelled_total:
+                await asyncio.sleep(0.02)
+        for _ in range(20):
+            await asyncio.sleep(0.02)
+            held, _ = await pair.permits()
+            assert held > 0
+    finally:
+        os.kill(before.host_pid, signal.SIGCONT)
+    await pair.idle()
+    assert (await pair.engines())["tiny-image"].host_pid == before.host_pid
+
+
 async def test_who_may_not_wait_is_refused_while_another_draws(stub, pair):
     call = stub.GenerateImage(asked(steps=150), timeout=LIMIT_S)
     async for event in call:

@@ -167,11 +167,13 @@ class Engine:
         self._work = work
         self.counters.requests += 1
         try:
-            outcome = await work.ended
+            # Awaiting it itself would end it together with whoever waits, and not with the host's work.
+            await asyncio.wait({work.ended})
         except asyncio.CancelledError:
             self.counters.cancelled += 1
             await self._end(work)
             raise
+        outcome = work.ended.result()
         if isinstance(outcome, Failed) and outcome.field:
             raise DomainError(Reason.UNSUPPORTED, outcome.message, field=outcome.field)
         if isinstance(outcome, Failed):
