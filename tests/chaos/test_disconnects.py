@@ -8,8 +8,6 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tests.fixtures.amounts import amount
-
 BODY = {
     "messages": [{"role": "user", "content": "Tell a long story about a river. " * 12}],
     "max_tokens": 400,
@@ -42,7 +40,7 @@ async def test_random_disconnects_leave_no_permit_and_no_sequence(mesh):
             await hang_up(address, chance.uniform(0, 0.6), stream=chance.random() < 0.7)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(amount(60, thorough=200)):
+        for _ in range(200):
             group.create_task(one())
 
     async with httpx.AsyncClient(base_url=mesh.operator_url, timeout=60) as client:
