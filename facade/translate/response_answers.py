@@ -44,7 +44,7 @@ def beginning(asked: Asked, head: Head) -> dict[str, Any]:
         "tools": [_told_tool(tool) for tool in values.get("tools", ())],
         "top_logprobs": values.get("top_logprobs", 0),
         "top_p": values.get("top_p"),
-        "truncation": "disabled",
+        "truncation": values.get("truncation", "disabled"),
         "metadata": values.get("metadata", {}),
     }
 

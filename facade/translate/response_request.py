@@ -102,12 +102,6 @@ def _read_background(value: object, path: str) -> bool:
     return False
 
 
-def _read_truncation(value: object, path: str) -> str:
-    if Choice(("auto", "disabled")).read(value, path) == "auto":
-        unsupported(path, "'auto' is not supported: what is too long for the model is refused, not cut")
-    return "disabled"
-
-
 _MODEL = SHARED_FIELDS[0]
 RESPONSE = record(
     (
@@ -144,7 +138,11 @@ RESPONSE = record(
             record([], {"include_obfuscation": "Without effect.", "include_usage": "Without effect."}),
             "Only with stream.",
         ),
-        Field("truncation", Custom(_read_truncation, {"const": "disabled"}), "Only disabled."),
+        Field(
+            "truncation",
+            Choice(("auto", "disabled")),
+            "What happens to a conversation that is too long: auto leaves out its oldest turns, disabled refuses it.",
+        ),
         Field("background", Custom(_read_background, {"const": False}), "Only false."),
     ),
     dict.fromkeys(
@@ -220,7 +218,11 @@ def call_of(asked: Asked, past: Sequence[Item]) -> Call:
         values.get("tools", ()), values.get("tool_choice", "auto"), parallel=values.get("parallel_tool_calls")
     )
     request = llm_pb2.ChatRequest(
-        model=values.get("model", ""), messages=talk.messages, tools=tools, tool_choice=choice
+        model=values.get("model", ""),
+        messages=talk.messages,
+        tools=tools,
+        tool_choice=choice,
+        drop_oldest=values.get("truncation") == "auto",
     )
     effort, thinking = values.get("reasoning", {}).get("effort"), values.get("enable_thinking")
     if effort is not None:

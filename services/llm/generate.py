@@ -14,6 +14,7 @@ from services.llm.adapters.text import Text
 from services.llm.core.adapters import AdapterSet, adapter_set
 from services.llm.core.catalogue import Kind
 from services.llm.core.dialect import dialect_of
+from services.llm.core.history import cut, cuts, first_fit, room_wanted
 from services.llm.core.options import AskedOptions, Options, check_options, check_tokens, fit_context
 from services.llm.core.prompt import Chat, Completion, template_inputs
 from services.llm.core.shaping import Shaper
@@ -82,7 +83,7 @@ class Generator:
             speculates=resident.served.chat.speculation.draft > 0,
         )
         adapters = adapter_set(work.options.adapters, tuple(resident.served.chat.loras))
-        prompt = await self.prompt(work.content, resident, vocabulary)
+        prompt = await self._fitting(work.content, options, resident, vocabulary)
         # Before it waits for anything: nobody should queue for a model only to hear that the prompt is too long.
         limits = fit_context(options, prompt_tokens=len(prompt.tokens), context_tokens=resident.context_tokens)
         form = await self._forms.of(work.content, options.structure, prompt.prompt, resident, vocabulary)
@@ -117,6 +118,28 @@ class Generator:
                 )
             timeline.ended(watcher.finishes)
         port.done(_usage(watcher.finishes, timeline, form.shaper))
+
+    async def _fitting(
+        self, content: Chat | Completion, options: Options, resident: Resident, vocabulary: TextReady
+    ) -> Text:
+        """Return what is to be continued, without the oldest turns if the caller wants that and not all fit."""
+        prompt = await self.prompt(content, resident, vocabulary)
+        if not isinstance(content, Chat) or not content.drop_oldest:
+            return prompt
+        most = resident.context_tokens - room_wanted(options.max_tokens, resident.context_tokens)
+        places = cuts(content.turns)
+        if len(prompt.tokens) <= most or not places:
+            return prompt
+        tried: dict[int, Text] = {}
+
+        async def fits(place: int) -> bool:
+            tried[place] = await self.prompt(replace(content, turns=cut(content.turns, place)), resident, vocabulary)
+            return len(tried[place].tokens) <= most
+
+        place = await first_fit(places, fits)
+        if place not in tried:
+            await fits(place)
+        return tried[place]
 
     async def vocabulary(self, resident: Resident) -> TextReady:
         """Return what is known about a model's vocabulary. Raises DomainError `loading`."""

@@ -137,6 +137,7 @@ def chat(message: pb.ChatRequest) -> Chat:
         thinking=message.enable_thinking if message.HasField("enable_thinking") else None,
         variables=json_format.MessageToDict(message.template_variables),
         toolbox=toolbox,
+        drop_oldest=message.drop_oldest,
     )
 
 

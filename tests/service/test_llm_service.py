@@ -153,6 +153,23 @@ async def test_echo_returns_the_prompt_first(stub):
     assert len(text_of(events)) > len("One, two,")
 
 
+async def test_the_oldest_turns_of_a_chat_that_is_too_long_are_left_out_if_the_caller_wants_that(stub):
+    def talk(*turns: tuple[str, str], **fields) -> pb.ChatRequest:
+        messages = [pb.Message(role=role, content=[pb.ContentPart(text=text)]) for role, text in turns]
+        request = chat(max_tokens=4)
+        del request.messages[:]
+        request.MergeFrom(pb.ChatRequest(messages=messages, **fields))
+        return request
+
+    rules, old, question = ("system", "Answer in one word."), [("user", "word " * 9000), ("assistant", "Yes.")], FRANCE
+    events = await collect(stub, talk(rules, *old, ("user", question), drop_oldest=True))
+    short = await collect(stub, talk(rules, ("user", question)))
+    assert events[-1].done.usage.prompt_tokens == short[-1].done.usage.prompt_tokens
+    assert text_of(events) == text_of(short)
+    alone = await refusal(stub.Chat(talk(rules, old[0], drop_oldest=True)))
+    assert alone.reason is Reason.CONTEXT_LENGTH_EXCEEDED
+
+
 async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(stub):
     error = await refusal(stub.Complete(pb.CompleteRequest(prompt=pb.Prompt(text="word " * 9000))))
     assert error.reason is Reason.CONTEXT_LENGTH_EXCEEDED

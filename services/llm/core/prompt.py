@@ -37,12 +37,16 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation with the variables for the template. `thinking` None: the template's own default."""
+    """A conversation with the variables for the template. `thinking` None: the template's own default.
+
+    `drop_oldest`: turns may be left out when not all fit (history.py).
+    """
 
     turns: tuple[Turn, ...]
     thinking: bool | None = None
     variables: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     toolbox: Toolbox = field(default_factory=Toolbox)
+    drop_oldest: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ USER = {"role": "user", "content": "x"}
         ({"text": {"format": {"type": "text", "name": "x"}}}, "text.format.name"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"store": "yes"}, "store"),
@@ -174,6 +174,14 @@ def test_every_malformed_field_is_named(fields, at_fault):
         read_response({"input": "Hello", **fields})
     assert refused.value.field == at_fault
     assert at_fault in refused.value.message
+
+
+@pytest.mark.parametrize(("given", "drops"), [("auto", True), ("disabled", False), (None, False)])
+def test_the_oldest_turns_may_be_left_out_only_if_the_caller_says_so(given, drops):
+    body = asked(truncation=given)
+    (request,) = call_of(body, ()).requests
+    assert request.drop_oldest is drops
+    assert beginning(body, HEAD)["truncation"] == (given or "disabled")
 
 
 def test_items_without_an_id_get_one_and_no_two_are_the_same():
