@@ -60,6 +60,12 @@ CHAT = record(
         Field("top_logprobs", Integer(0, 20), "Alternatives per token; needs logprobs."),
         *TOOL_FIELDS,
         *TEMPLATE_FIELDS,
+        Field(
+            "continue_final_message",
+            Boolean(),
+            "Says that the last message, an assistant's, is continued, as it always is.",
+        ),
+        Field("add_generation_prompt", Boolean(), "Says that a new answer begins, as it does unless one is continued."),
         Field("modalities", Custom(_read_modalities, {"const": ["text"]}), "Only text."),
     ),
     WITHOUT_EFFECT,
@@ -82,6 +88,7 @@ def read_chat(body: Mapping[str, Any]) -> Call:
     """Translate a body; DomainError invalid_request or unsupported names the field at fault."""
     values = _CHAT.read(body, "")
     request = conversation_of(values)
+    _check_end(values, request.messages[-1])
     options = options_of(values)
     max_tokens = _max_tokens(values)
     if max_tokens is not None:
@@ -117,6 +124,22 @@ def conversation_of(values: Values) -> llm_pb2.ChatRequest:
     if variables:
         request.template_variables.update(variables)
     return request
+
+
+def _check_end(values: Values, last: llm_pb2.Message) -> None:
+    """Refuse what a caller says about the end of the prompt if it is not how the prompt will end.
+
+    The two names are those of vLLM and of Hugging Face's chat templates.
+    """
+    continues = last.role == "assistant" and not last.tool_calls
+    if values.get("continue_final_message") and values.get("add_generation_prompt"):
+        refuse("continue_final_message", "cannot be true when 'add_generation_prompt' is")
+    if values.get("continue_final_message", continues) != continues:
+        end = "the last message is an assistant's, and those are" if continues else "only an assistant's text can be"
+        unsupported("continue_final_message", f"cannot be {str(not continues).lower()} here: {end} continued")
+    if values.get("add_generation_prompt", not continues) == continues:
+        end = "is continued" if continues else "needs an answer"
+        unsupported("add_generation_prompt", f"cannot be {str(continues).lower()} here: the last message {end}")
 
 
 def _max_tokens(values: Values) -> int | None:

@@ -112,6 +112,9 @@ CHAT_REFUSALS = {
     ),
     "old functions": ({"functions": []}, "functions"),
     "sound": ({"modalities": ["audio"]}, "modalities"),
+    "a question to be continued": ({"continue_final_message": True}, "continue_final_message"),
+    "a question without an answer": ({"add_generation_prompt": False}, "add_generation_prompt"),
+    "both ends": ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
 }
 
 
@@ -134,6 +137,26 @@ COMPLETION_REFUSALS = {
     "the best of more": ({"prompt": "x", "best_of": 3}, "best_of"),
     "too many alternatives": ({"prompt": "x", "logprobs": 21}, "logprobs"),
 }
+
+
+ANSWER_BEGUN = {"messages": [*HELLO["messages"], {"role": "assistant", "content": "Hel"}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "ends"),
+    [
+        (ANSWER_BEGUN, {"continue_final_message": True}),
+        (ANSWER_BEGUN, {"continue_final_message": True, "add_generation_prompt": False}),
+        (HELLO, {"continue_final_message": False, "add_generation_prompt": True}),
+    ],
+)
+def test_a_caller_may_say_how_the_prompt_ends_if_it_ends_so(body, ends):
+    assert read_chat(body | ends) == read_chat(body)
+
+
+@pytest.mark.parametrize("ends", [{"continue_final_message": False}, {"add_generation_prompt": True}])
+def test_an_answer_that_has_begun_is_never_left_behind(ends):
+    assert refused(read_chat, ANSWER_BEGUN | ends).field in ends
 
 
 @pytest.mark.parametrize("name", COMPLETION_REFUSALS)
