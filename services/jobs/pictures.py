@@ -52,8 +52,8 @@ class Pictures:
 
         def work(db: sqlite3.Connection) -> str:
             found, gone = images.save(db, image, self.bounds.total_bytes)
+            self._media.write(digest, data)  # first: where that fails, those that would make room for it stay
             self._media.remove(gone)
-            self._media.write(digest, data)
             return found
 
         found = await self._journal.run(work)

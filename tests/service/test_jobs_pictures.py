@@ -1,6 +1,7 @@
 """Kept pictures over real gRPC, a real journal and real files."""
 
 import hashlib
+import resource
 from contextlib import asynccontextmanager
 from urllib.parse import parse_qs, urlsplit
 
@@ -167,6 +168,21 @@ async def test_the_oldest_make_room_and_the_disk_stays_bounded(store):
     assert sum(each.stat().st_size for each in store.folder.iterdir()) == 4 * MIB
     assert await refused(store.read(saved[0])) is Reason.NOT_FOUND
     assert (await store.read(saved[4]))[1] == bytes([4]) * MIB
+
+
+async def test_a_picture_that_cannot_be_written_drives_out_no_other(store):
+    kept = [await store.save(bytes([n]) * MIB * 2) for n in range(2)]
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, usual[1]))
+    try:
+        with pytest.raises(DomainError) as refused:
+            await store.save(bytes([9]) * MIB * 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert refused.value.reason is Reason.NO_CAPACITY
+    for n, saved in enumerate(kept):
+        assert (await store.read(saved))[1] == bytes([n]) * MIB * 2
+    assert len(store.files()) == 2
 
 
 async def test_urls_and_pictures_outlive_a_restart_and_what_was_cut_off_does_not(open_store):
