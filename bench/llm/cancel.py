@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bench.llm.load import FIRST_PIECE, Burst, request_bytes, run_burst
 from bench.llm.mesh import Mesh, start_mesh
-from bench.llm.sides import Shape
-from bench.models import default_gguf
+from bench.llm.sides import add_shape, shape_of
 from bench.processes import stop_children_on_signal
 
 if TYPE_CHECKING:
@@ -165,7 +164,7 @@ def random_disconnects(mesh: Mesh, *, count: int, callers: int, seed: int) -> co
 
 def run(options: argparse.Namespace) -> bool:
     """Measure and print; True when nothing was left behind."""
-    shape = Shape(options.gguf, options.threads, options.slots, options.context)
+    shape = shape_of(options)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omniserve-bench-")))
         mesh = stack.enter_context(start_mesh(shape, environ=os.environ, folder=folder))
@@ -202,10 +201,7 @@ def withdrawn(mesh: Mesh) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the bench; 1 when anything was left behind or a slot took too many steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--gguf", type=Path, default=default_gguf(), help="model to serve")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="compute threads")
-    parser.add_argument("--slots", type=int, default=16, help="sequences at once")
-    parser.add_argument("--context", type=int, default=8192, help="context tokens in all")
+    add_shape(parser)
     parser.add_argument("--trials", type=int, default=30, help="mid-stream disconnects whose steps are counted")
     parser.add_argument("--most-steps", type=int, default=2, help="steps a slot may take: the running one, and one")
     parser.add_argument("--disconnects", type=int, default=200, help="random disconnects")

@@ -19,8 +19,7 @@ from bench.llm.load import LoadProcess
 from bench.llm.mesh import Mesh, start_mesh
 from bench.llm.report import compare, progress, result, tables
 from bench.llm.rounds import BenchError, Plan, Sample, measure, run_rounds
-from bench.llm.sides import PEER_NAME, Peer, Shape, Side, start_peer
-from bench.models import default_gguf
+from bench.llm.sides import PEER_NAME, Peer, Side, add_shape, shape_of, start_peer
 from bench.processes import CHECKOUT, stop_children_on_signal
 
 if TYPE_CHECKING:
@@ -33,10 +32,7 @@ PEER_AGAIN = f"{PEER_NAME}-again"
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--gguf", type=Path, default=default_gguf(), help="model that both sides serve")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="compute threads of both sides")
-    parser.add_argument("--slots", type=int, default=16, help="sequences at once, both sides")
-    parser.add_argument("--context", type=int, default=8192, help="context tokens in all, both sides")
+    add_shape(parser)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16], help="concurrent streams")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds per number of streams and start")
     parser.add_argument(
@@ -100,7 +96,7 @@ def start_sides(
     options: argparse.Namespace, server: Path, folder: Path, stack: contextlib.ExitStack
 ) -> tuple[Side, Side]:
     """Both servers, ready; `stack` ends them."""
-    shape = Shape(options.gguf, options.threads, options.slots, options.context)
+    shape = shape_of(options)
 
     def new_peer(name: str) -> Peer:
         child, port = start_peer(server, shape, environ=os.environ, log=folder / f"{name}.log", extra=options.peer_arg)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from bench.models import default_gguf
 from bench.processes import CHECKOUT, Child, family, free_ports
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 READY_LIMIT_S = 120.0
 PEER_NAME = "llama-server"
@@ -27,6 +30,19 @@ class Shape:
     threads: int
     slots: int
     context_tokens: int
+
+
+def add_shape(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a Shape."""
+    parser.add_argument("--gguf", type=Path, default=default_gguf(), help="model to serve")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="compute threads")
+    parser.add_argument("--slots", type=int, default=16, help="sequences at once")
+    parser.add_argument("--context", type=int, default=8192, help="context tokens in all")
+
+
+def shape_of(options: argparse.Namespace) -> Shape:
+    """Return the Shape that the arguments give."""
+    return Shape(options.gguf, options.threads, options.slots, options.context)
 
 
 @dataclass(frozen=True, slots=True)

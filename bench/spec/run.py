@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from bench.llm.load import LoadProcess
 from bench.llm.mesh import Mesh, start_mesh
 from bench.llm.rounds import BenchError
-from bench.llm.sides import Shape, chat_body
+from bench.llm.sides import add_shape, chat_body, shape_of
 from bench.measure import abba, ratio
-from bench.models import default_gguf
 from bench.processes import stop_children_on_signal
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _measure_source(source: str, settings: Mapping[str, str], options: argparse.Namespace) -> None:
-    shape = Shape(options.gguf, options.threads, options.slots, options.context)
+    shape = shape_of(options)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omniserve-bench-")))
         mesh = stack.enter_context(start_mesh(shape, environ={**os.environ, **settings}, folder=folder))
@@ -124,10 +123,7 @@ def _measure_source(source: str, settings: Mapping[str, str], options: argparse.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the bench."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--gguf", type=Path, default=default_gguf(), help="model to serve")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="compute threads")
-    parser.add_argument("--slots", type=int, default=16, help="sequences at once")
-    parser.add_argument("--context", type=int, default=8192, help="context tokens in all")
+    add_shape(parser)
     parser.add_argument(
         "--draft-gguf", type=Path, help="small model of the same vocabulary; measured by itself and beside the text"
     )
