@@ -14,11 +14,10 @@ from services.kit.channels import open_channel
 from services.kit.clock import SystemClock
 from services.kit.health import HealthHandle
 from services.kit.hosts.broker import Broker
-from services.kit.hosts.coordinators import Coordinators
+from services.kit.hosts.coordinators import open_coordinators
 from services.kit.hosts.footprints import Footprints
 from services.kit.hosts.leased import BrokerLeases
 from services.kit.hosts.leases import Leases, OwnBudget
-from services.kit.http_client import OnDemand, httpx
 from services.kit.owner import Owner
 from services.kit.permits import PermitClient
 from services.kit.run import BAD_SETTINGS, run
@@ -40,13 +39,10 @@ async def main(settings: LlmSettings, owner: Owner) -> None:
         AsyncExitStack() as stack,
     ):
         leases = await leases_of(settings, stack, owner)
-        http = OnDemand(lambda: httpx.AsyncClient(trust_env=False))
-        stack.push_async_callback(http.aclose)
-        coordinators = Coordinators(
-            settings.coordinators,
-            http,
-            wait_s=settings.coordinator_timeout_s,
-            load_s=settings.load_timeout_s,
+        coordinators = await stack.enter_async_context(
+            open_coordinators(
+                settings.coordinators, wait_s=settings.coordinator_timeout_s, load_s=settings.load_timeout_s
+            )
         )
         try:
             llm = build(

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 from services.kit import telemetry
-from services.kit.http_client import httpx
+from services.kit.http_client import OnDemand, httpx
 
 _RELEASE_S: Final = 10.0
 _MARGIN_S: Final = 60
@@ -17,10 +17,21 @@ class NotHeldError(Exception):
     """A process did not hold; the message says which and why."""
 
 
+@asynccontextmanager
+async def open_coordinators(bases: Sequence[str], *, wait_s: float, load_s: float) -> AsyncIterator["Coordinators"]:
+    """Give the coordinators, with a client of their own, for the length of a block; arguments as Coordinators has them."""
+    http = OnDemand(lambda: httpx.AsyncClient(trust_env=False))
+    try:
+        yield Coordinators(bases, http, wait_s=wait_s, load_s=load_s)
+    finally:
+        await http.aclose()
+
+
 class Coordinators:
     """Processes by the base of their addresses, in the order in which they are asked.
 
-    `http`: makes the client that asks, or gives it again. `wait_s`: how long each may take to say that it holds. A hold ends by itself after a time, whatever becomes of us.
+    `http`: makes the client that asks, or gives it again. `wait_s`: how long each may take to say that it holds. A hold ends
+    by itself after a time, whatever becomes of us.
     """
 
     def __init__(
