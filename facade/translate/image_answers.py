@@ -52,7 +52,7 @@ def _told(image: pb.Image) -> dict[str, Any]:
     }
     if image.replay in _REPLAYS:
         told["cache"] = _REPLAYS[image.replay]
-    for name in ("resumed_at_step", "teleport_key"):
+    for name in ("resumed_at_step", "teleport_key", "prompts_recalled"):
         if image.HasField(name):
             told[name] = getattr(image, name)
     return told

@@ -58,7 +58,10 @@ class DiffusionAdminServicer(diffusion_pb2_grpc.DiffusionAdminServiceServicer):
         """See the contract."""
         if pb.TELEPORT_LAYER_UNSPECIFIED in request.layers:
             raise refusal("layers", "names a layer that is not stated")
-        if request.layers and not {pb.TELEPORT_LAYER_RESULT, pb.TELEPORT_LAYER_LATENT} & set(request.layers):
-            return pb.ClearTeleportResponse()  # encoded prompts are not kept
-        entries, size = self._operations.clear(request.model if request.HasField("model") else None)
+        layers = set(request.layers) or set(pb.TeleportLayer.values())
+        entries, size = self._operations.clear(
+            request.model if request.HasField("model") else None,
+            pictures=bool(layers & {pb.TELEPORT_LAYER_RESULT, pb.TELEPORT_LAYER_LATENT}),
+            prompts=pb.TELEPORT_LAYER_CONDITION in layers,
+        )
         return pb.ClearTeleportResponse(entries=entries, size_bytes=size)

@@ -58,25 +58,27 @@ class Operations(operations.Operations[Served, Resident]):
 
     def teleport(self) -> pb.TeleportStatus:
         """Return the state of the exact caches."""
-        ready = next(
-            (
-                each.engine.report.ready
-                for each in self.residents.catalogue
-                if each.served.family and each.engine.report.ready
-            ),
-            None,
-        )
+        painters = [each for each in self.residents.catalogue if each.served.family]
+        ready = next((each.engine.report.ready for each in painters if each.engine.report.ready), None)
+        absent = "no image model is loaded"
         return translate.teleport_status(
             self.cache,
+            translate.prompts_status(painters, reason=absent if ready is None else ready.prompts_reason),
             start_step=self._start_step,
             native=ready is not None and ready.native,
-            reason="no image model is loaded" if ready is None else ready.native_reason,
+            reason=absent if ready is None else ready.native_reason,
         )
 
-    def clear(self, model: str | None) -> tuple[int, int]:
-        """Empty the exact caches, of one model or of all; return entries and bytes. Raises DomainError `not_found`."""
-        name = self.residents.find_any(model).name if model is not None else None
-        return self.cache.clear(name)
+    def clear(self, model: str | None, *, pictures: bool, prompts: bool) -> tuple[int, int]:
+        """Empty the exact caches, of one model or of all; return entries and bytes. Raises DomainError `not_found`.
+
+        `pictures`: those of finished pictures and their latents; `prompts`: that of encoded prompts.
+        """
+        one = self.residents.find_any(model) if model is not None else None
+        gone = [self.cache.clear(None if one is None else one.name)] if pictures else []
+        if prompts:
+            gone += [each.engine.forget_prompts() for each in self.residents.catalogue if one is None or each is one]
+        return sum(entries for entries, _ in gone), sum(size for _, size in gone)
 
     def engine_version(self) -> str:
         """Return the version of the engine, as a host that runs tells it."""

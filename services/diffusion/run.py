@@ -154,6 +154,7 @@ class Run:
             inference_ms=made.inference_ms // count,
             denoise_calls=(made.denoise_calls or 0) // count,
             teleport_key=teleport.key(place) if teleport is not None else None,
+            prompts_recalled=None if made.prompts is None else made.prompts.recalled,
         )
         self._outbox.put("image", image)
 

@@ -152,6 +152,8 @@ def _image(settings: DiffusionSettings, named: Entry, main: Path) -> Served:
         mmap=settings.mmap,
         max_vram_gib=settings.max_vram_mib / 1024,
         native=str(settings.native_tap or LIBRARY),
+        prompts=settings.teleport_cache_size,
+        prompt_bytes=settings.prompt_cache_mib * MIB,
     )
     return Served(
         entry=named,

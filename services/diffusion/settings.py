@@ -162,6 +162,12 @@ class DiffusionSettings(MeshSettings):
         le=256,
     )
     teleport_cache_mib: int = knob(512, "Memory for them.", unit="MiB", ge=1)
+    prompt_cache_mib: int = knob(
+        128,
+        "Memory in which the process of each model keeps encoded prompts, as many as runs at most.",
+        unit="MiB",
+        ge=1,
+    )
     teleport_start_step: int = knob(
         7,
         "Step from which a replayed run is computed when a request names none, cut to the last.",

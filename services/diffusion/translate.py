@@ -1,6 +1,6 @@
 """Between the contract's messages and the values of core: nothing is decided here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from omniserve.diffusion.v1 import diffusion_pb2 as pb
@@ -263,7 +263,9 @@ def _placement(resident: Resident) -> pb.Placement:
     )
 
 
-def teleport_status(cache: Cache, *, start_step: int, native: bool, reason: str) -> pb.TeleportStatus:
+def teleport_status(
+    cache: Cache, prompts: pb.TeleportLayerStatus, *, start_step: int, native: bool, reason: str
+) -> pb.TeleportStatus:
     """Return the state of the exact caches. `reason`: why the native part is not in force."""
     (results, result_bytes), (latents, latent_bytes) = cache.sizes()
     return pb.TeleportStatus(
@@ -292,10 +294,25 @@ def teleport_status(cache: Cache, *, start_step: int, native: bool, reason: str)
                 misses_total=cache.latents.misses,
                 evictions_total=cache.latents.evictions,
             ),
-            pb.TeleportLayerStatus(
-                layer=pb.TELEPORT_LAYER_CONDITION, unavailable_reason="encoded prompts are not kept"
-            ),
+            prompts,
         ],
         default_start_step=start_step,
         native=native,
     )
+
+
+def prompts_status(residents: Sequence[Resident], *, reason: str) -> pb.TeleportLayerStatus:
+    """Return the state of the encoded prompts that the hosts of the models keep. `reason`: why none are, else empty."""
+    status = pb.TeleportLayerStatus(layer=pb.TELEPORT_LAYER_CONDITION, available=not reason, unavailable_reason=reason)
+    for each in residents:
+        kept, report, config = each.engine.prompts, each.engine.report, each.served.config
+        entries, size = kept.held(report.pid)
+        status.entries += entries
+        status.size_bytes += size
+        status.hits_total += kept.hits
+        status.misses_total += kept.misses
+        status.evictions_total += kept.evictions
+        if report.ready is not None and isinstance(config, ImageConfig):
+            status.max_entries += config.prompts
+            status.max_bytes += config.prompt_bytes
+    return status

@@ -165,6 +165,9 @@ def test_without_the_native_part_it_says_why_and_the_rest_works(start_diffusion,
             (latents,) = [layer for layer in status.layers if layer.layer == pb.TELEPORT_LAYER_LATENT]
             assert not latents.available
             assert "not built" in latents.unavailable_reason
+            (prompts,) = [layer for layer in status.layers if layer.layer == pb.TELEPORT_LAYER_CONDITION]
+            assert (prompts.available, prompts.unavailable_reason) == (False, latents.unavailable_reason)
+            assert not again.HasField("prompts_recalled")
             call = await at_work(stub)
             call.cancel()  # nobody can tell the engine, so it is ended
             await pair.idle()

@@ -141,6 +141,8 @@ async def test_an_adapter_changes_its_request_alone(stub, pair):
     assert adapted.image.data != before.image.data
     assert operators.image.data == adapted.image.data
     assert after.image.data == before.image.data
+    assert (adapted.prompts_recalled, operators.prompts_recalled) == (0, 0)  # adapters change the text encoders too
+    assert after.prompts_recalled > 0
 
 
 async def test_an_adapter_for_another_model_is_refused_instead_of_passed_over(stub, pair, tmp_path):
@@ -305,12 +307,49 @@ async def test_the_operator_sees_and_empties_the_caches(stub, pair):
         assert {layer.layer: layer.available for layer in status.layers} == {
             pb.TELEPORT_LAYER_RESULT: True,
             pb.TELEPORT_LAYER_LATENT: True,
-            pb.TELEPORT_LAYER_CONDITION: False,
+            pb.TELEPORT_LAYER_CONDITION: True,
         }
         gone = await admin.ClearTeleport(pb.ClearTeleportRequest(), timeout=60)
         assert gone.entries >= 1
     (image,) = await made(stub, asked("to be forgotten", teleport=pb.Teleport()))
     assert image.replay == pb.REPLAY_LAYER_UNSPECIFIED
+
+
+async def test_an_encoded_prompt_is_recalled_with_the_same_bytes_until_the_operator_clears_it(stub, pair):
+    async def forget() -> pb.ClearTeleportResponse:
+        async with pair.channel() as channel:
+            admin = diffusion_pb2_grpc.DiffusionAdminServiceStub(channel)
+            layers = [pb.TELEPORT_LAYER_CONDITION]
+            return await admin.ClearTeleport(pb.ClearTeleportRequest(layers=layers), timeout=60)
+
+    def order(seed: int, prompt: str = "a boat", **more) -> pb.GenerateImageRequest:
+        return asked(prompt, seed=seed, guidance=4.0, negative_prompt="fog", **more)
+
+    async def status() -> pb.TeleportLayerStatus:
+        told = (await stub.GetStatus(pb.GetStatusRequest(), timeout=60)).teleport
+        return next(each for each in told.layers if each.layer == pb.TELEPORT_LAYER_CONDITION)
+
+    await forget()
+    before = await status()
+    assert (before.entries, before.size_bytes) == (0, 0)
+    (encoded,) = await made(stub, order(1))
+    (recalled,) = await made(stub, order(2))
+    assert (encoded.prompts_recalled, recalled.prompts_recalled) == (0, 2)
+    kept = await status()
+    assert (kept.entries, kept.hits_total - before.hits_total, kept.misses_total - before.misses_total) == (2, 2, 2)
+
+    (other,) = await made(stub, order(2, "a ship"))  # the same negative prompt
+    (swapped,) = await made(stub, asked("fog", seed=2, guidance=4.0, negative_prompt="a boat"))
+    (wider,) = await made(stub, order(2, width_px=128))
+    assert (other.prompts_recalled, swapped.prompts_recalled, wider.prompts_recalled) == (1, 0, 0)
+
+    gone = await forget()
+    assert gone.entries == (await status()).misses_total - before.misses_total
+    assert gone.size_bytes > kept.size_bytes
+    (again,) = await made(stub, order(2))
+    assert again.prompts_recalled == 0
+    assert again.image.data == recalled.image.data
+    assert len({each.image.data for each in (encoded, recalled, other, swapped)}) == 4
 
 
 async def test_the_caller_s_tier_and_name_reach_admission(stub):

@@ -7,10 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from services.diffusion.core.conditions import KeptPrompts
 from services.diffusion.core.wire import (
     PROGRAM,
     Cancel,
     Failed,
+    Forget,
     FromHost,
     Generate,
     ImageConfig,
@@ -111,6 +113,7 @@ class Engine:
         on_state: Callable[[State], None],
     ) -> None:
         self.counters = Counters()
+        self.prompts = KeptPrompts()
         self._inbox = Board.new("omniserve-to-host")
         self._outbox = Board.new("omniserve-from-host")
         self._cancel_s = cancel_s
@@ -131,6 +134,13 @@ class Engine:
     def report(self) -> Report[Ready]:
         """What is known about the host without asking it."""
         return self._keeper.report
+
+    def forget_prompts(self) -> tuple[int, int]:
+        """Have the host keep none of the encoded prompts; return entries and bytes that it had."""
+        if not self._keeper.serving:
+            return 0, 0
+        self._keeper.send(Forget())
+        return self.prompts.clear(self.report.pid)
 
     async def supervise(self) -> None:
         """Keep a host running until cancelled; when this is left, however, there is none any more."""
@@ -208,6 +218,8 @@ class Engine:
     def _count(self, message: Generate | Upscale, made: Made) -> None:
         self.counters.images += len(made.images)
         self.counters.inference_ms += made.inference_ms
+        if made.prompts is not None:
+            self.prompts.learn(made.prompts, self.report.pid)
         if isinstance(message, Generate):
             replayed = message.replay.count if message.replay is not None else 0
             computed = made.denoise_calls

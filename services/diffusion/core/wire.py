@@ -44,7 +44,7 @@ class ImageConfig(msgspec.Struct, frozen=True, array_like=True, tag="image"):
     """First message to the host of an image model. `files`: paths by the engine's name for the part.
 
     `offload`: weights stay in the host's RAM and go to the device when needed. `max_vram_gib`: 0 for no bound. `native`: the
-    library that watches the denoiser, empty for none.
+    library that watches the denoiser, empty for none. `prompts`, `prompt_bytes`: encoded prompts that are kept, at most.
     """
 
     files: dict[str, str]
@@ -58,6 +58,8 @@ class ImageConfig(msgspec.Struct, frozen=True, array_like=True, tag="image"):
     mmap: bool
     max_vram_gib: float
     native: str = ""
+    prompts: int = 0
+    prompt_bytes: int = 0
 
 
 class UpscalerConfig(msgspec.Struct, frozen=True, array_like=True, tag="upscaler"):
@@ -131,13 +133,18 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     job: int
 
 
+class Forget(msgspec.Struct, frozen=True, array_like=True, tag="forget"):
+    """Keep none of the encoded prompts."""
+
+
 # ---- host -> service -----------------------------------------------------------------------------------------
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """The model serves. `version`: of the engine; `fingerprint`: of the files as they were loaded.
 
-    `native`: runs can be ended, recorded and replayed; else `native_reason` says why not. `factor`: of an upscaler.
+    `native`: runs can be ended, recorded and replayed; else `native_reason` says why not. `prompts_reason`: why encoded
+    prompts are not kept, empty when they are. `factor`: of an upscaler.
     """
 
     version: str
@@ -145,6 +152,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     device: str
     native: bool = False
     native_reason: str = ""
+    prompts_reason: str = ""
     sampler: str = ""
     factor: int = 0
 
@@ -168,8 +176,19 @@ class Preview(msgspec.Struct, frozen=True, array_like=True, tag="preview"):
     image: Region
 
 
+class Prompts(msgspec.Struct, frozen=True, array_like=True):
+    """What a job did to the encoded prompts that the host keeps, and what there is of them after `clears` orders to forget."""
+
+    encoded: int
+    recalled: int
+    evicted: int
+    entries: int
+    size_bytes: int
+    clears: int
+
+
 class Made(msgspec.Struct, frozen=True, array_like=True, tag="made"):
-    """The end of a job: its pictures. `denoise_calls`: None when they could not be counted."""
+    """The end of a job: its pictures. `denoise_calls`: None when they could not be counted; `prompts`: when none are kept."""
 
     job: int
     images: tuple[Region, ...]
@@ -178,6 +197,7 @@ class Made(msgspec.Struct, frozen=True, array_like=True, tag="made"):
     scheduler: str = ""
     denoise_calls: int | None = None
     recorded: Tensors | None = None
+    prompts: Prompts | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
@@ -192,5 +212,5 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     field: str = ""
 
 
-ToHost = ImageConfig | UpscalerConfig | Generate | Upscale | Cancel
+ToHost = ImageConfig | UpscalerConfig | Generate | Upscale | Cancel | Forget
 FromHost = Loading | Ready | LoadFailed | Progress | Preview | Made | Failed

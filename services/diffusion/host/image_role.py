@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.diffusion.core.conditions import prompt_context
 from services.diffusion.core.wire import (
     Failed,
     Generate,
@@ -11,6 +12,7 @@ from services.diffusion.core.wire import (
     Made,
     Preview,
     Progress,
+    Prompts,
     Ready,
     Region,
     Tensors,
@@ -18,7 +20,7 @@ from services.diffusion.core.wire import (
 )
 from services.diffusion.host.files import fingerprint
 from services.diffusion.host.jobs import Jobs
-from services.diffusion.host.native import Native, NativeError, Watch
+from services.diffusion.host.native import Native, NativeError, Texts, Watch
 from services.kit.hosts.board import Board
 from services.kit.hosts.core.framing import Frames
 from services.kit.hosts.core.messages import LoadFailed
@@ -34,6 +36,7 @@ def serve_images(pipe: Pipe, inbox: Board, outbox: Board) -> None:
     frames: Frames[ToHost] = Frames(ToHost)
     config = first(pipe, frames, ImageConfig)
     native, reason = _native(config.native)
+    prompts_reason = reason
     from services.diffusion.host import sd  # noqa: PLC0415 - the engine must come after what watches it
 
     if native is not None:
@@ -41,6 +44,7 @@ def serve_images(pipe: Pipe, inbox: Board, outbox: Board) -> None:
             native.bind(sd.library_handle())
         except NativeError as error:
             native, reason = None, str(error)
+        prompts_reason = reason or _bound_prompts(native, sd.library_handle(), config)
     try:
         before = fingerprint(config.files.values())
         model = sd.ImageModel(config)
@@ -50,7 +54,7 @@ def serve_images(pipe: Pipe, inbox: Board, outbox: Board) -> None:
     except (sd.EngineError, OSError) as error:
         pipe.send(LoadFailed(str(error)))
         return
-    painter = Painter(model, native, pipe, inbox, outbox)
+    painter = Painter(model, native, pipe, inbox, outbox, keeps_prompts=not prompts_reason)
     pipe.send(
         Ready(
             version=sd.engine_version(),
@@ -58,6 +62,7 @@ def serve_images(pipe: Pipe, inbox: Board, outbox: Board) -> None:
             device=sd.device(),
             native=native is not None,
             native_reason=reason,
+            prompts_reason=prompts_reason,
             sampler=model.default_sampler(),
         )
     )
@@ -71,11 +76,33 @@ def _native(path: str) -> tuple[Native | None, str]:
         return None, str(error)
 
 
+def _bound_prompts(native: Native | None, engine: int, config: ImageConfig) -> str:
+    """Have encoded prompts kept; return why they are not."""
+    if native is None:
+        return "what watches the engine is not in force"
+    try:
+        native.bind_prompts(engine, config.prompts, config.prompt_bytes)
+    except NativeError as error:
+        return str(error)
+    return ""
+
+
 class Painter:
     """Makes pictures with a loaded model."""
 
-    def __init__(self, model: "sd.ImageModel", native: Native | None, pipe: Pipe, inbox: Board, outbox: Board) -> None:
-        self.jobs: Jobs[Generate] = Jobs(Generate)
+    def __init__(
+        self,
+        model: "sd.ImageModel",
+        native: Native | None,
+        pipe: Pipe,
+        inbox: Board,
+        outbox: Board,
+        *,
+        keeps_prompts: bool,
+    ) -> None:
+        self.jobs: Jobs[Generate] = Jobs(Generate, self._forget_prompts)
+        self._keeps_prompts = keeps_prompts
+        self._clears = 0
         self._model = model
         self._native = native
         self._pipe = pipe
@@ -94,6 +121,12 @@ class Painter:
                 self.jobs.done()
                 self._forget()  # after the answer: whoever waits for that need not wait for this
 
+    def _forget_prompts(self) -> None:
+        """Keep none of the encoded prompts; on the thread that hears of orders."""
+        if self._native is not None:
+            self._native.forget_prompts()
+        self._clears += 1
+
     @staticmethod
     def _forget() -> None:
         from services.diffusion.host import sd  # noqa: PLC0415 - see serve_images
@@ -106,7 +139,8 @@ class Painter:
             return self._generate(job, None, began_s)
         replay = b"" if job.replay is None else self._inbox.take(job.replay.offset, job.replay.size)
         blocks = 0 if job.replay is None else job.replay.count
-        with self._native.watch(replay=replay, blocks=blocks, record_steps=job.record_steps) as watch:
+        texts = Texts(job.prompt, job.negative_prompt, self._prompt_context(job))
+        with self._native.watch(replay=replay, blocks=blocks, record_steps=job.record_steps, texts=texts) as watch:
             self.jobs.stoppable(watch.stop)
             try:
                 return self._generate(job, watch, began_s)
@@ -151,7 +185,18 @@ class Painter:
             scheduler=scheduler,
             denoise_calls=None if watch is None else watch.calls,
             recorded=self._recorded(watch) if watch is not None and job.record_steps else None,
+            prompts=self._prompts(watch) if watch is not None and self._keeps_prompts else None,
         )
+
+    def _prompt_context(self, job: Generate) -> bytes:
+        if not self._keeps_prompts:
+            return b""
+        regions = (job.start, job.mask, *job.references, job.control)
+        return prompt_context(job, (self._inbox.take(each.offset, each.size) for each in regions if each is not None))
+
+    def _prompts(self, watch: Watch) -> Prompts:
+        clears = self._clears  # before what is kept is counted, so that a clear between is not taken for heard of
+        return Prompts(*watch.prompts(), *watch.kept_prompts(), clears)
 
     def _failed(self, job: Generate, message: str) -> Failed:
         return Failed(job.job, message, cancelled=self.jobs.is_cancelled())

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from services.diffusion.core.wire import Cancel, Generate, ToHost, Upscale
+from services.diffusion.core.wire import Cancel, Forget, Generate, ToHost, Upscale
 from services.kit.hosts.core.framing import Frames
 from services.kit.hosts.pipe import Pipe
 
@@ -13,10 +13,14 @@ J = TypeVar("J", Generate, Upscale)
 
 
 class Jobs(Generic[J]):
-    """Jobs in the order they came, numbered upwards; each may be cancelled before or while it is done."""
+    """Jobs in the order they came, numbered upwards; each may be cancelled before or while it is done.
 
-    def __init__(self, kind: type[J]) -> None:
+    `forget`: called when the host is to keep none of the encoded prompts.
+    """
+
+    def __init__(self, kind: type[J], forget: Callable[[], None] = lambda: None) -> None:
         self._kind: type[J] = kind
+        self._forget = forget
         self._waiting: queue.SimpleQueue[J] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._cancelled: set[int] = set()
@@ -58,6 +62,8 @@ class Jobs(Generic[J]):
                     self._waiting.put(message)
                 elif isinstance(message, Cancel):
                     self._cancel(message.job)
+                elif isinstance(message, Forget):
+                    self._forget()
                 else:
                     raise TypeError(f"{type(message).__name__} is nothing that this host does")
 

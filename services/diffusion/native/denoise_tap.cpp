@@ -5,32 +5,14 @@
 // library defines one of them, the lambda that computes a denoising step, and is loaded before the engine with RTLD_GLOBAL, so
 // the loader binds the engine's calls to the definition here; the engine's own is found with dlsym on its handle. tap_bind proves
 // in the loaded image that this has happened and that tensors are laid out as below, and refuses otherwise.
-//
-// No header of the engine is included: it would compile inline functions a second time, and they would take the engine's place.
-// Built with hidden visibility for the same reason; see build.py beside this file.
 #include <dlfcn.h>
 #include <elf.h>
-#include <link.h>
 
-#include <atomic>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <string>
-#include <vector>
 
-#define EXPORT __attribute__((visibility("default")))
-
-namespace sd {
-template <class T>
-struct Tensor {
-    std::vector<T> data_;
-    std::vector<int64_t> shape_;
-};
-}  // namespace sd
-
-using Floats = sd::Tensor<float>;
+#include "tap.h"
 
 // StableDiffusionGGML::sample(...)::{lambda(sd::Tensor<float> const&, float, int)}::operator()
 #define DENOISE                                                                                                           \
@@ -44,24 +26,11 @@ using Denoise = Floats (*)(const void*, const Floats&, float, int);
 
 namespace {
 
-// One generation. `calls` were computed, `given` came from `replay`; `misfit`: what was to be replayed is of another size.
-struct Run {
-    std::atomic<bool> stop{false};
-    std::vector<float> replay;
-    size_t replay_blocks = 0;
-    size_t block = 0;
-    int record_steps = 0;
-    int calls = 0;
-    size_t given = 0;
-    bool misfit = false;
-    std::vector<float> recorded;
-    size_t recorded_blocks = 0;
-};
-
 Denoise engines_own;
-thread_local Run* current;  // the engine denoises on the thread that asked it to generate
 
 }  // namespace
+
+__thread Run* current;
 
 EXPORT Floats tap_denoise(const void* self, const Floats& x, float sigma, int step) asm(DENOISE);
 // An empty result ends the run: the sampler gives up and the engine returns no picture.
@@ -90,10 +59,7 @@ Floats tap_denoise(const void* self, const Floats& x, float sigma, int step) {
     return result;
 }
 
-namespace {
-
-// Returns whether every reference of a loaded library to a function leads here, and that there is one.
-bool leads_here(const link_map* library, const void* here, std::string& why) {
+bool leads_here(const link_map* library, const char* name, const void* here, const void* engines_own, std::string& why) {
     const char* names = nullptr;
     const ElfW(Sym)* symbols = nullptr;
     const ElfW(Rela)* tables[2] = {nullptr, nullptr};
@@ -118,17 +84,17 @@ bool leads_here(const link_map* library, const void* here, std::string& why) {
         for (size_t place = 0; place < bytes[table] / sizeof(ElfW(Rela)); place++) {
             const ElfW(Rela)& entry = tables[table][place];
             const size_t symbol = sizeof(void*) == 8 ? entry.r_info >> 32 : entry.r_info >> 8;
-            if (symbol == 0 || std::strcmp(names + symbols[symbol].st_name, DENOISE) != 0) continue;
+            if (symbol == 0 || std::strcmp(names + symbols[symbol].st_name, name) != 0) continue;
             references++;
             const void* target = *reinterpret_cast<void* const*>(library->l_addr + entry.r_offset);
             // A call that was never made may still lead to the loader, which will look the name up then.
-            const bool is_lazy = table == 1 && target != reinterpret_cast<void*>(engines_own);
-            if (target == here || (is_lazy && dlsym(RTLD_DEFAULT, DENOISE) == here)) continue;
-            why = "the engine calls its own denoiser: it was loaded first, or another library stands between";
+            const bool is_lazy = table == 1 && target != engines_own;
+            if (target == here || (is_lazy && dlsym(RTLD_DEFAULT, name) == here)) continue;
+            why = "the engine calls its own function: it was loaded first, or another library stands between";
             return false;
         }
     }
-    if (references == 0) why = "the engine's denoiser cannot be reached: it was inlined, or linked to itself";
+    if (references == 0) why = "the engine's function cannot be reached: it was inlined, or linked to itself";
     return references > 0;
 }
 
@@ -136,8 +102,6 @@ int refused(const std::string& why, char* text, size_t size) {
     std::snprintf(text, size, "%s", why.c_str());
     return 0;
 }
-
-}  // namespace
 
 extern "C" {
 
@@ -149,7 +113,8 @@ EXPORT int tap_bind(void* engine, char* text, size_t size) {
     if (engines_own == nullptr) return refused("this build of the engine has no such denoiser", text, size);
     if (engines_own == tap_denoise) return refused("the engine's own denoiser was not found", text, size);
     std::string why;
-    if (!leads_here(library, reinterpret_cast<void*>(tap_denoise), why)) return refused(why, text, size);
+    const void* here = reinterpret_cast<void*>(tap_denoise);
+    if (!leads_here(library, DENOISE, here, reinterpret_cast<void*>(engines_own), why)) return refused(why, text, size);
     auto zeros = reinterpret_cast<Floats (*)(std::vector<int64_t>)>(dlsym(engine, ZEROS));
     if (zeros == nullptr) return refused("this build of the engine has no such tensors", text, size);
     const Floats probe = zeros({2, 3});
