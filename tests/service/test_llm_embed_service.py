@@ -23,6 +23,7 @@ from services.llm.host.embed_role import Reader
 from services.llm.host.llama import Model, start_backend
 from services.llm.served import embedding_path
 from services.llm.settings import LlmSettings
+from tests.fixtures.gguf_files import floats, number, take_apart
 
 NAME = "all-MiniLM-L6-v2"
 QUERY = "Which animal sleeps on the sofa?"
@@ -53,34 +54,17 @@ def model_path() -> Path:
 @pytest.fixture(scope="module")
 def reranker(model_path, tmp_path_factory) -> Path:
     """The default model with a classifier on top: a score is the sum of tanh of the first token's first eight numbers."""
-    reader = gguf.GGUFReader(model_path)
-    target = tmp_path_factory.mktemp("models") / "tiny-reranker.gguf"
-    writer = gguf.GGUFWriter(target, "bert")
-    for name, each in reader.fields.items():
-        if name.startswith("GGUF.") or name in {"general.architecture", "bert.pooling_type"}:
-            continue
-        kind = each.types[0]
-        if kind is gguf.GGUFValueType.ARRAY:
-            writer.add_array(name, each.contents())
-        else:
-            writer.add_key_value(name, each.contents(), kind)
-    writer.add_pooling_type(gguf.PoolingType.RANK)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    model = take_apart(model_path)
+    model.settings["bert.pooling_type"] = number(gguf.PoolingType.RANK)
     picked = np.zeros((1, 384), np.float32)
     picked[0, :8] = 1
-    for name, values in (
-        ("cls.weight", np.eye(384, dtype=np.float32)),
-        ("cls.bias", np.zeros(384, np.float32)),
-        ("cls.output.weight", picked),
-        ("cls.output.bias", np.zeros(1, np.float32)),
-    ):
-        writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
+    model.tensors |= {
+        "cls.weight": floats(np.eye(384, dtype=np.float32)),
+        "cls.bias": floats(np.zeros(384, np.float32)),
+        "cls.output.weight": floats(picked),
+        "cls.output.bias": floats(np.zeros(1, np.float32)),
+    }
+    return model.write(tmp_path_factory.mktemp("models") / "tiny-reranker.gguf")
 
 
 @pytest.fixture(scope="module")
