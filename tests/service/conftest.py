@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -25,6 +26,9 @@ from services.llm.adapters.model_file import default_path
 from tests.fixtures import image_models as image_models_files
 from tests.fixtures.gguf_files import cut
 from tests.fixtures.image_models import ImageModel
+
+if TYPE_CHECKING:
+    from services.llm.host.llama import Model
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -249,3 +253,23 @@ def start_diffusion(
 def draft_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2 cut to its first four blocks: as a file and in memory much smaller than the whole."""
     return cut(default_path(), tmp_path_factory.mktemp("draft") / "draft.gguf", 4)
+
+
+@pytest.fixture(scope="session")
+def load_model() -> "Callable[[Path], Model]":
+    """Return what loads a model file into this process."""
+    from tests.fixtures.engine import load  # noqa: PLC0415 - few tests need llama.cpp, which takes a second
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def whole_model(load_model: "Callable[[Path], Model]") -> "Model":
+    """SmolLM2 in this process: where it matters what answers say."""
+    return load_model(default_path())
+
+
+@pytest.fixture(scope="session")
+def small_model(load_model: "Callable[[Path], Model]", draft_gguf: Path) -> "Model":
+    """SmolLM2 cut to its first four blocks, in this process: where it matters how answers come about, not what they say."""
+    return load_model(draft_gguf)

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,12 +11,11 @@ import pytest
 from services.kit.clock import SystemClock
 from services.kit.hosts.keeper import EngineLimits
 from services.llm.adapters.engine import Engine
-from services.llm.adapters.model_file import default_path
 from services.llm.core.choose import Floats
 from services.llm.core.wire import Cancel, Delta, Limits, Sampling, SpeculationRules, Submit, pack_tokens
 from services.llm.host import draft_model
 from services.llm.host.draft_model import DraftModel, MisfitError, Wish, check_vocabulary
-from services.llm.host.llama import Model, start_backend
+from services.llm.host.llama import Model
 from services.llm.served import read_served
 from services.llm.settings import LlmSettings
 from tests.fixtures.engine import GREEDY, SLOTS, Driver, answer_tokens, assert_alike, chat, make, recorded
@@ -26,14 +26,8 @@ SAMPLES = 3 * SLOTS
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
-    start_backend()
-    return Model.load(str(default_path()))
-
-
-@pytest.fixture(scope="module")
-def shared(model: Model) -> Driver:
-    return make(model, speculation=RULES, draft=model)
+def shared(small_model: Model) -> Driver:
+    return make(small_model, speculation=RULES, draft=small_model)
 
 
 def drafting(driver: Driver) -> DraftModel:
@@ -169,9 +163,9 @@ def test_answers_with_drafts_that_are_cancelled_leave_nothing(driver: Driver) ->
         driver.until(driver.idle)
 
 
-def test_the_text_itself_is_asked_first_and_each_source_has_its_own_count(model: Model) -> None:
+def test_the_text_itself_is_asked_first_and_each_source_has_its_own_count(small_model: Model) -> None:
     both = SpeculationRules(draft=4, min_ngram=2, max_ngram=4, patience=3, probe=16)
-    driver = make(model, slots=2, warm=0, speculation=both, draft=model)
+    driver = make(small_model, slots=2, warm=0, speculation=both, draft=small_model)
     prompt = chat("Repeat this list twice, word for word: " + "apple, pear, plum, cherry, fig, grape, " * 2)
     request = driver.submit(prompt, max_tokens=30, ignore_eos=True, speculate=True)
     driver.until(lambda: (request, 0) in driver.finished)
@@ -194,9 +188,9 @@ class Gains:
         pass
 
 
-async def test_an_engine_host_loads_the_draft_model_beside_the_large_one() -> None:
+async def test_an_engine_host_loads_the_draft_model_beside_the_large_one(draft_gguf: Path) -> None:
     settings = LlmSettings(
-        ctx=256, contexts=1, warm_prefixes=0, embedding_gguf="none", spec_draft=3, spec_draft_gguf=default_path()
+        ctx=256, contexts=1, warm_prefixes=0, embedding_gguf="none", spec_draft=3, spec_draft_gguf=draft_gguf
     )
     (served,) = read_served(settings)
     engine = Engine(served.chat, EngineLimits(), SystemClock(), environ={}, on_state=lambda _: None)

@@ -8,7 +8,6 @@ from random import Random
 
 import pytest
 
-from services.llm.adapters.model_file import default_path
 from services.llm.core import patience
 from services.llm.core.patience import Patience
 from services.llm.core.wire import (
@@ -19,26 +18,33 @@ from services.llm.core.wire import (
     Sampling,
     Xtc,
 )
-from services.llm.host.llama import Model, start_backend
+from services.llm.host.llama import Model
 from tests.fixtures.amounts import amount
 from tests.fixtures.engine import SLOTS, Driver, chat, make
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
-    start_backend()
-    return Model.load(str(default_path()))
+def shared(whole_model: Model) -> Driver:
+    return make(whole_model)
 
 
 @pytest.fixture(scope="module")
-def shared(model: Model) -> Driver:
-    return make(model)
+def shared_quick(small_model: Model) -> Driver:
+    return make(small_model)
 
 
 @pytest.fixture
 def driver(shared: Driver) -> Iterator[Driver]:
+    """An engine whose answers make sense."""
     yield shared
     assert_nothing_leaked(shared)
+
+
+@pytest.fixture
+def quick(shared_quick: Driver) -> Iterator[Driver]:
+    """An engine whose answers come quickly and say nothing."""
+    yield shared_quick
+    assert_nothing_leaked(shared_quick)
 
 
 def assert_nothing_leaked(driver: Driver) -> None:
@@ -81,47 +87,47 @@ def test_sixteen_at_once_say_what_each_says_alone(driver: Driver) -> None:
     assert [driver.texts[request, 0] for request in requests] == [answers[question] for question in questions]
 
 
-def test_sixteen_share_each_step(driver: Driver) -> None:
-    requests = [driver.submit(FRANCE, max_tokens=4, ignore_eos=True) for _ in range(SLOTS)]
-    driver.turn()
-    assert [s.pending is not None for s in driver.engine._roster.active] == [True] * SLOTS
-    before = driver.counters.steps
-    decoded = driver.counters.decode_tokens
-    driver.turn()
-    assert driver.counters.steps == before + 1
-    assert driver.counters.decode_tokens == decoded + SLOTS
-    driver.until(lambda: all((request, 0) in driver.finished for request in requests))
+def test_sixteen_share_each_step(quick: Driver) -> None:
+    requests = [quick.submit(FRANCE, max_tokens=4, ignore_eos=True) for _ in range(SLOTS)]
+    quick.turn()
+    assert [s.pending is not None for s in quick.engine._roster.active] == [True] * SLOTS
+    before = quick.counters.steps
+    decoded = quick.counters.decode_tokens
+    quick.turn()
+    assert quick.counters.steps == before + 1
+    assert quick.counters.decode_tokens == decoded + SLOTS
+    quick.until(lambda: all((request, 0) in quick.finished for request in requests))
 
 
-def test_a_cancelled_answer_frees_its_sequence_within_one_step(driver: Driver) -> None:
-    kept = driver.submit(FRANCE, max_tokens=40, ignore_eos=True)
-    dropped = driver.submit(FRANCE, max_tokens=400, ignore_eos=True)
-    driver.until(lambda: len([s for s in driver.engine._roster.active if s.generated]) == 2)
-    driver.engine.tell(Cancel(dropped))
-    driver.turn()
-    assert [s.submit.request for s in driver.engine._roster.active] == [kept]
-    assert (dropped, 0) not in driver.finished
+def test_a_cancelled_answer_frees_its_sequence_within_one_step(quick: Driver) -> None:
+    kept = quick.submit(FRANCE, max_tokens=40, ignore_eos=True)
+    dropped = quick.submit(FRANCE, max_tokens=400, ignore_eos=True)
+    quick.until(lambda: len([s for s in quick.engine._roster.active if s.generated]) == 2)
+    quick.engine.tell(Cancel(dropped))
+    quick.turn()
+    assert [s.submit.request for s in quick.engine._roster.active] == [kept]
+    assert (dropped, 0) not in quick.finished
 
 
-def test_a_cancelled_prompt_frees_its_sequence_within_one_step(driver: Driver) -> None:
-    running = driver.submit(FRANCE, max_tokens=60, ignore_eos=True)
-    driver.until(lambda: driver.texts.get((running, 0)))
-    long = driver.submit("word " * 600, max_tokens=1)
-    driver.until(lambda: any(s.prefilling and s.computed > 0 for s in driver.engine._roster.active))
-    driver.engine.tell(Cancel(long))
-    driver.turn()
-    assert [s.submit.request for s in driver.engine._roster.active] == [running]
+def test_a_cancelled_prompt_frees_its_sequence_within_one_step(quick: Driver) -> None:
+    running = quick.submit(FRANCE, max_tokens=60, ignore_eos=True)
+    quick.until(lambda: quick.texts.get((running, 0)))
+    long = quick.submit("word " * 600, max_tokens=1)
+    quick.until(lambda: any(s.prefilling and s.computed > 0 for s in quick.engine._roster.active))
+    quick.engine.tell(Cancel(long))
+    quick.turn()
+    assert [s.submit.request for s in quick.engine._roster.active] == [running]
 
 
-def test_a_waiting_request_that_is_cancelled_never_takes_a_slot(driver: Driver) -> None:
-    running = [driver.submit(FRANCE, max_tokens=6, ignore_eos=True) for _ in range(SLOTS)]
-    waiting = driver.submit(FRANCE, max_tokens=6)
-    driver.turn()
-    assert len(driver.engine._roster.waiting) == 1
-    driver.engine.tell(Cancel(waiting))
-    driver.until(lambda: all((request, 0) in driver.finished for request in running))
-    assert (waiting, 0) not in driver.finished
-    assert driver.idle()
+def test_a_waiting_request_that_is_cancelled_never_takes_a_slot(quick: Driver) -> None:
+    running = [quick.submit(FRANCE, max_tokens=6, ignore_eos=True) for _ in range(SLOTS)]
+    waiting = quick.submit(FRANCE, max_tokens=6)
+    quick.turn()
+    assert len(quick.engine._roster.waiting) == 1
+    quick.engine.tell(Cancel(waiting))
+    quick.until(lambda: all((request, 0) in quick.finished for request in running))
+    assert (waiting, 0) not in quick.finished
+    assert quick.idle()
 
 
 def test_a_lone_prompt_is_given_up_in_the_middle_of_its_step(driver: Driver) -> None:
@@ -139,19 +145,19 @@ def test_a_lone_prompt_is_given_up_in_the_middle_of_its_step(driver: Driver) -> 
     assert "Paris" in driver.run(FRANCE), "the context is sound afterwards"
 
 
-def test_what_comes_while_a_step_runs_is_in_the_next(driver: Driver) -> None:
-    first = driver.submit(FRANCE, max_tokens=30, ignore_eos=True)
-    driver.until(lambda: driver.texts.get((first, 0)))
-    second = driver.submit(FRANCE, max_tokens=2)
-    driver.turn()
-    assert {s.submit.request for s in driver.engine._roster.active} == {first, second}
+def test_what_comes_while_a_step_runs_is_in_the_next(quick: Driver) -> None:
+    first = quick.submit(FRANCE, max_tokens=30, ignore_eos=True)
+    quick.until(lambda: quick.texts.get((first, 0)))
+    second = quick.submit(FRANCE, max_tokens=2)
+    quick.turn()
+    assert {s.submit.request for s in quick.engine._roster.active} == {first, second}
 
 
 @pytest.fixture
-def patient(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
+def patient(quick: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(patience, "LEAST_S", 60.0)
-    driver.engine._patience = Patience(left_s=60.0, since_s=time.perf_counter())
-    return driver
+    quick.engine._patience = Patience(left_s=60.0, since_s=time.perf_counter())
+    return quick
 
 
 def test_a_request_that_is_on_its_way_is_computed_with_the_one_that_came_before_it(patient: Driver) -> None:
@@ -213,15 +219,15 @@ def test_a_prompt_beside_running_answers_comes_in_pieces(driver: Driver) -> None
     driver.engine.tell(Cancel(running))
 
 
-def test_a_repeated_prompt_is_not_computed_again(driver: Driver) -> None:
-    cold = driver.run(FRANCE, reuse=True)
-    prefilled = driver.counters.prefill_tokens
-    request = driver.submit(FRANCE, reuse=True)
-    driver.until(lambda: (request, 0) in driver.finished)
-    length = len(driver.tokens(FRANCE))
-    assert driver.finished[request, 0].cached_tokens == length - 1
-    assert driver.counters.prefill_tokens == prefilled + 1
-    assert driver.texts[request, 0] == cold
+def test_a_repeated_prompt_is_not_computed_again(quick: Driver) -> None:
+    cold = quick.run(FRANCE, reuse=True)
+    prefilled = quick.counters.prefill_tokens
+    request = quick.submit(FRANCE, reuse=True)
+    quick.until(lambda: (request, 0) in quick.finished)
+    length = len(quick.tokens(FRANCE))
+    assert quick.finished[request, 0].cached_tokens == length - 1
+    assert quick.counters.prefill_tokens == prefilled + 1
+    assert quick.texts[request, 0] == cold
 
 
 def test_a_conversation_goes_on_from_its_last_answer(driver: Driver) -> None:
@@ -246,26 +252,26 @@ def test_an_edit_in_the_middle_shares_only_what_comes_before_it(driver: Driver) 
     assert "Berlin" in driver.texts[request, 0]
 
 
-def test_who_asks_for_no_reuse_leaves_nothing_and_takes_nothing(driver: Driver) -> None:
-    driver.run(FRANCE, reuse=False)
-    assert driver.engine._roster.cells.used == 0
-    driver.run(FRANCE, reuse=True)
-    request = driver.submit(FRANCE, reuse=False)
-    driver.until(lambda: (request, 0) in driver.finished)
-    assert driver.finished[request, 0].cached_tokens == 0
+def test_who_asks_for_no_reuse_leaves_nothing_and_takes_nothing(quick: Driver) -> None:
+    quick.run(FRANCE, reuse=False)
+    assert quick.engine._roster.cells.used == 0
+    quick.run(FRANCE, reuse=True)
+    request = quick.submit(FRANCE, reuse=False)
+    quick.until(lambda: (request, 0) in quick.finished)
+    assert quick.finished[request, 0].cached_tokens == 0
 
 
-def test_several_choices_compute_the_prompt_once(driver: Driver) -> None:
-    prefilled = driver.counters.prefill_tokens
-    request = driver.submit(FRANCE, sampling=Sampling(temperature=1.0, seed=7), choices=4, max_tokens=8)
-    driver.until(lambda: all((request, choice) in driver.finished for choice in range(4)))
-    assert driver.counters.prefill_tokens - prefilled == len(driver.tokens(FRANCE)) + 3
-    assert len({driver.texts[request, choice] for choice in range(4)}) > 1, "each choice draws by itself"
+def test_several_choices_compute_the_prompt_once(quick: Driver) -> None:
+    prefilled = quick.counters.prefill_tokens
+    request = quick.submit(FRANCE, sampling=Sampling(temperature=1.0, seed=7), choices=4, max_tokens=8)
+    quick.until(lambda: all((request, choice) in quick.finished for choice in range(4)))
+    assert quick.counters.prefill_tokens - prefilled == len(quick.tokens(FRANCE)) + 3
+    assert len({quick.texts[request, choice] for choice in range(4)}) > 1, "each choice draws by itself"
 
 
-def test_a_seed_repeats_the_answer_and_another_changes_it(driver: Driver) -> None:
+def test_a_seed_repeats_the_answer_and_another_changes_it(quick: Driver) -> None:
     prompt = chat("Tell me a story about a dog.")
-    drawn = [driver.run(prompt, sampling=Sampling(temperature=1.0, seed=seed), max_tokens=12) for seed in (1, 1, 2)]
+    drawn = [quick.run(prompt, sampling=Sampling(temperature=1.0, seed=seed), max_tokens=12) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
@@ -281,12 +287,12 @@ def test_a_stop_string_ends_the_answer_and_is_not_shown(driver: Driver) -> None:
     assert finish.completion_tokens < 24
 
 
-def test_max_tokens_is_exact_and_says_length(driver: Driver) -> None:
-    request = driver.submit(FRANCE, max_tokens=5, ignore_eos=True)
-    driver.until(lambda: (request, 0) in driver.finished)
-    finish = driver.finished[request, 0]
+def test_max_tokens_is_exact_and_says_length(quick: Driver) -> None:
+    request = quick.submit(FRANCE, max_tokens=5, ignore_eos=True)
+    quick.until(lambda: (request, 0) in quick.finished)
+    finish = quick.finished[request, 0]
     assert (finish.reason, finish.completion_tokens) == ("length", 5)
-    assert sum(delta.tokens for delta in driver.deltas if delta.request == request) == 5
+    assert sum(delta.tokens for delta in quick.deltas if delta.request == request) == 5
 
 
 def test_without_ignore_eos_the_model_ends_by_itself(driver: Driver) -> None:
@@ -296,11 +302,11 @@ def test_without_ignore_eos_the_model_ends_by_itself(driver: Driver) -> None:
     assert "<|im_end|>" not in driver.texts[request, 0]
 
 
-def test_logprobs_come_for_every_token_and_greedy_takes_the_best(driver: Driver) -> None:
-    request = driver.submit(FRANCE, max_tokens=6, logprobs=3)
-    driver.until(lambda: (request, 0) in driver.finished)
-    found = [each for delta in driver.deltas if delta.request == request for each in delta.logprobs]
-    assert len(found) == driver.finished[request, 0].completion_tokens
+def test_logprobs_come_for_every_token_and_greedy_takes_the_best(quick: Driver) -> None:
+    request = quick.submit(FRANCE, max_tokens=6, logprobs=3)
+    quick.until(lambda: (request, 0) in quick.finished)
+    found = [each for delta in quick.deltas if delta.request == request for each in delta.logprobs]
+    assert len(found) == quick.finished[request, 0].completion_tokens
     for each in found:
         assert each.logprob <= 0
         assert len(each.best) == 3
@@ -340,21 +346,21 @@ def test_a_bias_forbids_a_token(driver: Driver) -> None:
         name for name in sampling.__struct_fields__ if getattr(sampling, name) != getattr(Sampling(), name)
     ),
 )
-def test_every_sampling_option_answers_and_repeats_with_its_seed(driver: Driver, sampling: Sampling) -> None:
-    answers = [driver.run(FRANCE, sampling=sampling, max_tokens=8, ignore_eos=True) for _ in range(2)]
+def test_every_sampling_option_answers_and_repeats_with_its_seed(quick: Driver, sampling: Sampling) -> None:
+    answers = [quick.run(FRANCE, sampling=sampling, max_tokens=8, ignore_eos=True) for _ in range(2)]
     assert answers[0]
     assert answers[0] == answers[1]
 
 
-def test_one_candidate_is_the_greedy_one(driver: Driver) -> None:
-    greedy = driver.run(FRANCE)
-    assert driver.run(FRANCE, sampling=Sampling(temperature=1.0, top_k=1)) == greedy
-    assert driver.run(FRANCE, sampling=Sampling(temperature=1.0, top_p=1e-6)) == greedy
-    assert driver.run(FRANCE, sampling=Sampling(temperature=1.0, min_p=1.0)) == greedy
+def test_one_candidate_is_the_greedy_one(quick: Driver) -> None:
+    greedy = quick.run(FRANCE)
+    assert quick.run(FRANCE, sampling=Sampling(temperature=1.0, top_k=1)) == greedy
+    assert quick.run(FRANCE, sampling=Sampling(temperature=1.0, top_p=1e-6)) == greedy
+    assert quick.run(FRANCE, sampling=Sampling(temperature=1.0, min_p=1.0)) == greedy
 
 
-def test_requests_cancelled_anywhere_leave_nothing(model: Model) -> None:
-    driver = make(model, cells=4096, batch=128)  # too few cells for all; most prompts take several steps
+def test_requests_cancelled_anywhere_leave_nothing(small_model: Model) -> None:
+    driver = make(small_model, cells=4096, batch=128)  # too few cells for all; most prompts take several steps
     chance = Random(5)
     open_requests: list[int] = []
     submitted, many = 0, amount(60, thorough=200)
@@ -373,8 +379,8 @@ def test_requests_cancelled_anywhere_leave_nothing(model: Model) -> None:
     assert_nothing_leaked(driver)
 
 
-def test_when_cells_run_out_the_newest_gives_way_and_comes_back_to_the_same_answer(model: Model) -> None:
-    small = make(model, cells=256, slots=4, batch=64, warm=4)
+def test_when_cells_run_out_the_newest_gives_way_and_comes_back_to_the_same_answer(small_model: Model) -> None:
+    small = make(small_model, cells=256, slots=4, batch=64, warm=4)
     prompts = [chat(f"What is the capital of {country}?") for country in ("France", "Germany", "Japan", "Italy")]
     alone = [small.run(prompt, max_tokens=20, ignore_eos=True) for prompt in prompts]
     requests = [small.submit(prompt, max_tokens=70, ignore_eos=True) for prompt in prompts]
@@ -387,8 +393,8 @@ def test_when_cells_run_out_the_newest_gives_way_and_comes_back_to_the_same_answ
     assert small.engine._roster.cells.used == 0
 
 
-def test_the_important_ones_are_not_the_ones_that_give_way(model: Model) -> None:
-    small = make(model, cells=256, slots=3, batch=64, warm=0)
+def test_the_important_ones_are_not_the_ones_that_give_way(small_model: Model) -> None:
+    small = make(small_model, cells=256, slots=3, batch=64, warm=0)
     paid = small.submit(FRANCE, max_tokens=80, ignore_eos=True, rank=3)
     free = [small.submit(FRANCE, max_tokens=80, ignore_eos=True, rank=1) for _ in range(2)]
     suspended: set[int] = set()

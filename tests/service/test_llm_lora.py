@@ -1,4 +1,4 @@
-"""LoRA adapters per request, on the real model with adapters made of chance."""
+"""LoRA adapters per request, on a part of the real model with adapters made of chance."""
 
 import asyncio
 
@@ -9,7 +9,6 @@ import yaml
 from omniserve.llm.v1 import llm_pb2 as pb
 from omniserve.llm.v1 import llm_pb2_grpc
 from services.kit.errors import Reason, from_rpc_error
-from services.llm.adapters.model_file import default_path
 from tests.fixtures.gguf_files import lora
 
 PROMPT = (
@@ -35,10 +34,10 @@ async def answer(stub, asked: pb.CompleteRequest) -> tuple[str, pb.Usage]:
 
 
 @pytest.fixture(scope="module")
-def pair(start_llm, tmp_path_factory):
+def pair(start_llm, draft_gguf, tmp_path_factory):
     folder = tmp_path_factory.mktemp("lora")
-    loras = {name: str(lora(default_path(), folder / f"{name}.gguf", seed=n)) for n, name in enumerate(("one", "two"))}
-    model = {"name": "m", "path": str(default_path()), "ctx": 4096, "preload": True, "loras": loras}
+    loras = {name: str(lora(draft_gguf, folder / f"{name}.gguf", seed=n)) for n, name in enumerate(("one", "two"))}
+    model = {"name": "m", "path": str(draft_gguf), "ctx": 4096, "preload": True, "loras": loras}
     (folder / "omniserve.yaml").write_text(yaml.safe_dump({"models": [model]}))
     with start_llm(OMNISERVE_CONFIG=str(folder / "omniserve.yaml")) as running:
         yield running

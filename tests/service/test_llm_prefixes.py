@@ -2,18 +2,11 @@
 
 import pytest
 
-from services.llm.adapters.model_file import default_path
-from services.llm.host.llama import Model, start_backend
+from services.llm.host.llama import Model
 from tests.fixtures.engine import Driver, chat, make
 
 BUDGET = 64 * 1024 * 1024
 STORIES = [chat(f"Number {place}. " + f"Tell me about the year {1900 + place}. " * 4) for place in range(3)]
-
-
-@pytest.fixture(scope="module")
-def model() -> Model:
-    start_backend()
-    return Model.load(str(default_path()))
 
 
 def ask(driver: Driver, prompt: str) -> tuple[str, int]:
@@ -23,8 +16,8 @@ def ask(driver: Driver, prompt: str) -> tuple[str, int]:
     return driver.texts[request, 0], driver.finished[request, 0].cached_tokens
 
 
-def test_a_prompt_whose_prefix_left_the_cache_is_fetched_from_host_memory(model: Model) -> None:
-    driver = make(model, warm=1, stored_bytes=BUDGET)
+def test_a_prompt_whose_prefix_left_the_cache_is_fetched_from_host_memory(whole_model: Model) -> None:
+    driver = make(whole_model, warm=1, stored_bytes=BUDGET)
     first = [ask(driver, story) for story in STORIES]
     assert driver.engine._roster.stored.used_bytes > 0
     again = [ask(driver, story) for story in STORIES]
@@ -32,16 +25,16 @@ def test_a_prompt_whose_prefix_left_the_cache_is_fetched_from_host_memory(model:
     assert [answer for answer, _ in again] == [answer for answer, _ in first]
 
 
-def test_without_host_memory_it_is_computed_again(model: Model) -> None:
-    driver = make(model, warm=1)
+def test_without_host_memory_it_is_computed_again(small_model: Model) -> None:
+    driver = make(small_model, warm=1)
     for story in STORIES:
         ask(driver, story)
     _, cached = ask(driver, STORIES[0])
     assert cached < 40  # what all chats begin with
 
 
-def test_an_edit_in_the_middle_fetches_what_comes_before_it(model: Model) -> None:
-    driver = make(model, warm=1, stored_bytes=BUDGET)
+def test_an_edit_in_the_middle_fetches_what_comes_before_it(small_model: Model) -> None:
+    driver = make(small_model, warm=1, stored_bytes=BUDGET)
     for story in STORIES:
         ask(driver, story)
     whole = driver.tokens(STORIES[1])
@@ -58,8 +51,8 @@ def test_an_edit_in_the_middle_fetches_what_comes_before_it(model: Model) -> Non
     assert first[request] == pytest.approx(first[cold], abs=0.2)
 
 
-def test_who_asks_for_no_reuse_fetches_nothing(model: Model) -> None:
-    driver = make(model, warm=1, stored_bytes=BUDGET)
+def test_who_asks_for_no_reuse_fetches_nothing(small_model: Model) -> None:
+    driver = make(small_model, warm=1, stored_bytes=BUDGET)
     for story in STORIES:
         ask(driver, story)
     request = driver.submit(STORIES[0], max_tokens=2, ignore_eos=True)
@@ -67,8 +60,8 @@ def test_who_asks_for_no_reuse_fetches_nothing(model: Model) -> None:
     assert driver.finished[request, 0].cached_tokens == 0
 
 
-def test_prefixes_that_come_and_go_leave_no_cells_behind(model: Model) -> None:
-    driver = make(model, cells=1024, warm=3, stored_bytes=BUDGET)
+def test_prefixes_that_come_and_go_leave_no_cells_behind(small_model: Model) -> None:
+    driver = make(small_model, cells=1024, warm=3, stored_bytes=BUDGET)
     for _ in range(3):
         requests = [driver.submit(story, max_tokens=8, ignore_eos=True, reuse=True) for story in STORIES]
         driver.until(lambda requests=requests: all((request, 0) in driver.finished for request in requests))
