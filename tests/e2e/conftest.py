@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,12 +63,23 @@ class Door:
             return False
 
 
+@dataclass(frozen=True)
+class Backstage:
+    """What is behind a front door, and its configuration: all of it but Envoy."""
+
+    environ: Mapping[str, str]
+    state_dir: Path
+    processes: tuple["subprocess.Popen[bytes]", ...]
+
+
 @pytest.fixture(scope="session")
-def open_door(free_ports: Callable[[int], list[int]], wait_until: Callable[..., None]) -> object:
-    """Return `open_door(state_dir, **environment)`, a context manager that runs a front door with stand-ins behind it."""
+def open_backstage(
+    free_ports: Callable[[int], list[int]],
+) -> Callable[..., AbstractContextManager[Backstage]]:
+    """Return `open_backstage(state_dir, **environment)`, a context manager that runs what is behind a front door."""
 
     @contextmanager
-    def opened(state_dir: Path, **overrides: str) -> Iterator[Door]:
+    def opened(state_dir: Path, **overrides: str) -> Iterator[Backstage]:
         public, operator, mesh, admin, facade, llm, admission, relay = free_ports(8)
         environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("OMNISERVE_", "OTEL_"))},
@@ -93,25 +104,53 @@ def open_door(free_ports: Callable[[int], list[int]], wait_until: Callable[..., 
             [sys.executable, str(HERE / "stand_ins.py"), *ports, "--state-dir", str(state_dir)], cwd=ROOT, env=environ
         )
         rendering = subprocess.Popen([sys.executable, "-m", "services.relay"], cwd=ROOT, env=environ)
-        wrapper = subprocess.Popen(["bash", str(ROOT / "envoy" / "run.sh")], cwd=ROOT, env=environ)
-        door = Door(wrapper, environ, state_dir)
         try:
-            wait_until(
-                lambda: _ended(wrapper, behind, rendering) or (door.is_healthy() and _answers(door.facade_url)),
-                "the front door and its stand-ins",
-                START_LIMIT_S,
-            )
-            ended = _ended(wrapper, behind, rendering)
-            assert not ended, f"ended by themselves: {ended}"
-            yield door
+            yield Backstage(environ, state_dir, (behind, rendering))
         finally:
-            for process in (wrapper, behind):
-                process.terminate()
-            wrapper.terminate()
-            wrapper.wait(30)
             for process in (behind, rendering):
                 process.kill()
                 process.wait(10)
+
+    return opened
+
+
+@pytest.fixture(scope="session")
+def open_envoy(wait_until: Callable[..., None]) -> Callable[[Backstage], AbstractContextManager[Door]]:
+    """Return `open_envoy(backstage)`, a context manager that runs Envoy in its wrapper before what is behind it."""
+
+    @contextmanager
+    def opened(backstage: Backstage) -> Iterator[Door]:
+        wrapper = subprocess.Popen(["bash", str(ROOT / "envoy" / "run.sh")], cwd=ROOT, env=backstage.environ)
+        door = Door(wrapper, backstage.environ, backstage.state_dir)
+        processes = (wrapper, *backstage.processes)
+        try:
+            wait_until(
+                lambda: _ended(*processes) or (door.is_healthy() and _answers(door.facade_url)),
+                "the front door and its stand-ins",
+                START_LIMIT_S,
+            )
+            ended = _ended(*processes)
+            assert not ended, f"ended by themselves: {ended}"
+            yield door
+        finally:
+            for _ in range(2):  # drain, and hurry
+                wrapper.terminate()
+            wrapper.wait(30)
+
+    return opened
+
+
+@pytest.fixture(scope="session")
+def open_door(
+    open_backstage: Callable[..., AbstractContextManager[Backstage]],
+    open_envoy: Callable[[Backstage], AbstractContextManager[Door]],
+) -> Callable[..., AbstractContextManager[Door]]:
+    """Return `open_door(state_dir, **environment)`, a context manager that runs a front door with stand-ins behind it."""
+
+    @contextmanager
+    def opened(state_dir: Path, **overrides: str) -> Iterator[Door]:
+        with open_backstage(state_dir, **overrides) as backstage, open_envoy(backstage) as door:
+            yield door
 
     return opened
 
@@ -128,7 +167,9 @@ def _answers(url: str) -> bool:
 
 
 @pytest.fixture(scope="session")
-def door(open_door: Callable[..., object], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+def door(
+    open_door: Callable[..., AbstractContextManager[Door]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Door]:
     """A front door shared by the tests of the run."""
     with open_door(tmp_path_factory.mktemp("door")) as opened:
         yield opened

@@ -12,6 +12,13 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 
+@pytest.fixture(scope="module")
+def backstage(open_backstage, tmp_path_factory):
+    """What is behind one front door after the other: their end is what the scenarios are about."""
+    with open_backstage(tmp_path_factory.mktemp("drain")) as running:
+        yield running
+
+
 def refuses_connections(door):
     try:
         httpx.get(f"{door.public_url}/healthz", timeout=1)
@@ -35,8 +42,8 @@ def shared_memory_of(door):
     return Path(f"/dev/shm/envoy_shared_memory_{number}0")  # noqa: S108 - where Envoy puts it
 
 
-def test_sigterm_lets_a_stream_end_while_new_connections_are_refused(open_door, tmp_path, wait_until):
-    with open_door(tmp_path) as door, httpx.stream("GET", f"{door.public_url}/stream", timeout=30) as stream:
+def test_sigterm_lets_a_stream_end_while_new_connections_are_refused(open_envoy, backstage, wait_until):
+    with open_envoy(backstage) as door, httpx.stream("GET", f"{door.public_url}/stream", timeout=30) as stream:
         lines = stream.iter_lines()
         assert next(lines) == "data: first"
         door.wrapper.send_signal(signal.SIGTERM)
@@ -51,8 +58,8 @@ def test_sigterm_lets_a_stream_end_while_new_connections_are_refused(open_door, 
         assert not memory.exists()
 
 
-def test_a_second_sigterm_ends_the_waiting(open_door, tmp_path, wait_until):
-    with open_door(tmp_path) as door, httpx.stream("GET", f"{door.public_url}/stream", timeout=30) as stream:
+def test_a_second_sigterm_ends_the_waiting(open_envoy, backstage, wait_until):
+    with open_envoy(backstage) as door, httpx.stream("GET", f"{door.public_url}/stream", timeout=30) as stream:
         lines = stream.iter_lines()
         assert next(lines) == "data: first"
         door.wrapper.send_signal(signal.SIGTERM)
@@ -82,8 +89,8 @@ def generation(door):
         return None
 
 
-def test_sighup_puts_another_envoy_in_its_place_without_closing_the_ports(open_door, tmp_path, wait_until):
-    with open_door(tmp_path) as door, httpx.stream("GET", f"{door.public_url}/stream", timeout=60) as stream:
+def test_sighup_puts_another_envoy_in_its_place_without_closing_the_ports(open_envoy, backstage, wait_until):
+    with open_envoy(backstage) as door, httpx.stream("GET", f"{door.public_url}/stream", timeout=60) as stream:
         lines = stream.iter_lines()
         assert next(lines) == "data: first"
         old = envoy_of(door)
@@ -105,38 +112,40 @@ def test_sighup_puts_another_envoy_in_its_place_without_closing_the_ports(open_d
         assert door.wrapper.wait(40) == 0
 
 
-def test_a_configuration_that_is_no_good_leaves_the_old_envoy_in_place(open_door, tmp_path, wait_until):
-    with open_door(tmp_path) as door:
+def test_a_configuration_that_is_no_good_leaves_the_old_envoy_in_place(open_envoy, backstage, wait_until):
+    with open_envoy(backstage) as door:
         old = envoy_of(door)
-        configuration = tmp_path / "envoy" / "envoy.yaml"
+        configuration = door.state_dir / "envoy" / "envoy.yaml"
         good = configuration.read_text()
         configuration.write_text(good.replace("listeners:", "listenners:"))
-        door.wrapper.send_signal(signal.SIGHUP)
-        wait_until(lambda: envoys_of(door) - {old.pid}, "another Envoy looks at it")
-        wait_until(lambda: envoys_of(door) == {old.pid}, "and refuses it")
-        assert door.is_healthy()
-        assert generation(door) == 0
-        configuration.write_text(good)
+        try:
+            door.wrapper.send_signal(signal.SIGHUP)
+            wait_until(lambda: envoys_of(door) - {old.pid}, "another Envoy looks at it")
+            wait_until(lambda: envoys_of(door) == {old.pid}, "and refuses it")
+            assert door.is_healthy()
+            assert generation(door) == 0
+        finally:
+            configuration.write_text(good)
         door.wrapper.send_signal(signal.SIGHUP)
         wait_until(lambda: generation(door) == 1, "the next one does it")
         assert door.is_healthy()
 
 
-def test_a_crashed_envoy_ends_its_wrapper_with_a_failure(open_door, tmp_path):
-    with open_door(tmp_path) as door:
+def test_a_crashed_envoy_ends_its_wrapper_with_a_failure(open_envoy, backstage):
+    with open_envoy(backstage) as door:
         memory = shared_memory_of(door)
         os.kill(envoy_of(door).pid, signal.SIGKILL)
         assert door.wrapper.wait(60) not in {0, None}
         assert not memory.exists()
 
 
-def test_envoy_does_not_outlive_a_killed_wrapper_and_the_next_start_cleans_up(open_door, tmp_path, wait_until):
-    with open_door(tmp_path) as door:
+def test_envoy_does_not_outlive_a_killed_wrapper_and_the_next_start_cleans_up(open_envoy, backstage, wait_until):
+    with open_envoy(backstage) as door:
         envoy, left = envoy_of(door), shared_memory_of(door)
         door.wrapper.kill()
         wait_until(lambda: not envoy.is_running() or envoy.status() == psutil.STATUS_ZOMBIE, "Envoy is gone")
         assert left.exists()
-    with open_door(tmp_path) as door:
+    with open_envoy(backstage) as door:
         assert not left.exists()
         assert shared_memory_of(door) != left
 
