@@ -65,7 +65,8 @@ def test_a_second_start_in_the_same_state_directory_is_refused(mesh):
 
 def test_ctrl_c_lets_a_running_stream_end_and_stops_everything(make_mesh, tmp_path):
     # As long as the answer takes on a crowded machine: a stream that is cut at the end of the grace is another scenario.
-    with make_mesh(tmp_path, OMNISERVE_DRAIN_GRACE_S="60", OMNISERVE_EDGE_DRAIN_LIMIT_S="90") as mesh:
+    patience = {"OMNISERVE_DRAIN_GRACE_S": "60", "OMNISERVE_EDGE_DRAIN_LIMIT_S": "90"}
+    with make_mesh(tmp_path, OMNISERVE_EMBEDDING_GGUF="none", **patience) as mesh:
         processes = family(mesh)
         body = {
             "messages": [{"role": "user", "content": "Tell me a story."}],

@@ -33,6 +33,7 @@ def drawing(make_mesh, tmp_path_factory, free_ports):
         "OMNISERVE_DIFFUSION_NATIVE_TAP": str(build_tap()),
         "OMNISERVE_IMAGE_UPSTREAM": f"http://127.0.0.1:{nobody}",
         "OMNISERVE_IMAGE_PREFER_EMBEDDED": "1",
+        "OMNISERVE_EMBEDDING_GGUF": "none",
     }
     with make_mesh(folder / "mesh", **settings) as mesh:
         yield mesh
