@@ -1,10 +1,11 @@
 """Imports of what is used only: less of a library, or a library later.
 
-structlog and httpx load libraries for consoles and command lines if they find them, and most processes never use what a few
-functions need.
+structlog and httpx load libraries for consoles and command lines if they find them, packages of bindings bring a higher interface
+that a host never uses, and most processes never use what a few functions need.
 """
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,23 @@ def without(*packages: str) -> Iterator[None]:
         for name in hidden:
             if sys.modules.get(name) is None:
                 del sys.modules[name]
+
+
+def inner(name: str) -> ModuleType:
+    """Import a module of a package, and of the package no more than that module needs. Raises ModuleNotFoundError.
+
+    What the package itself would load is left out, unless it is loaded already; it can still be imported afterwards.
+    """
+    package = name.partition(".")[0]
+    spec = None if package in sys.modules else importlib.util.find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        return importlib.import_module(name)
+    bare = sys.modules[package] = ModuleType(package)
+    bare.__path__ = spec.submodule_search_locations
+    try:
+        return importlib.import_module(name)
+    finally:
+        del sys.modules[package]
 
 
 class Later(ModuleType):

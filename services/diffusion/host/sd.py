@@ -12,11 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Final
-
-import stable_diffusion_cpp.stable_diffusion_cpp as c_api
+from typing import TYPE_CHECKING, Any, Final
 
 from services.diffusion.core.wire import Generate, ImageConfig, Tiling, UpscalerConfig
+from services.kit.lean import inner
+
+if TYPE_CHECKING:
+    import stable_diffusion_cpp.stable_diffusion_cpp as c_api
+else:
+    c_api = inner("stable_diffusion_cpp.stable_diffusion_cpp")
 
 _AT_RUNTIME: Final = 2
 """Adapters apply to one generation: the other modes do not restore the base weights."""

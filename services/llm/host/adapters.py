@@ -4,9 +4,8 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any
 
-import llama_cpp as api
-
 from services.llm.core.adapters import AdapterSet
+from services.llm.host.bindings import api
 from services.llm.host.context import Context
 from services.llm.host.llama import LlamaError, Model, log
 

@@ -4,10 +4,10 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, Final
 
-import llama_cpp as api
 import numpy as np
 import numpy.typing as npt
 
+from services.llm.host.bindings import api
 from services.llm.host.llama import LlamaError, Model, log
 
 Tokens = npt.NDArray[np.int32]

@@ -7,9 +7,9 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import llama_cpp as api
 import numpy as np
 
+from services.llm.host.bindings import api
 from services.llm.host.context import ABORTED, DECODED, Batch, Tokens
 from services.llm.host.llama import LlamaError, Model, log
 

@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
-import llama_cpp as api
 import numpy as np
 import numpy.typing as npt
 
 from services.llm.core.choose import Floats
 from services.llm.core.trigger import Watch
 from services.llm.core.wire import Constraint
+from services.llm.host.bindings import api
 from services.llm.host.context import TOKEN_DATA, token_data
 from services.llm.host.llama import LlamaError, Vocabulary
 

@@ -6,16 +6,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-import llama_cpp as api
-
 from services.llm.core.embedding import PairEnds
 from services.llm.core.placement import Device
+from services.llm.host.bindings import api
 
 _GPU_TYPES: Final = frozenset({1, 2})  # GGML_BACKEND_DEVICE_TYPE_GPU and _IGPU
 _WARNING: Final = 3  # GGML_LOG_LEVEL_WARN
 _CONTINUED: Final = 5  # GGML_LOG_LEVEL_CONT
 
-_lib = api.llama_cpp._lib  # noqa: SLF001 - ggml's own functions have no binding
+_lib = api._lib  # noqa: SLF001 - ggml's own functions have no binding
 
 
 class LlamaError(Exception):

@@ -4,12 +4,12 @@ import ctypes
 import random
 from typing import Any, Final, Protocol
 
-import llama_cpp as api
 import numpy as np
 
 from services.llm.core import choose
 from services.llm.core.choose import Floats, Scratch
 from services.llm.core.wire import Constraint, Dry, Limits, Sampling
+from services.llm.host.bindings import api
 from services.llm.host.context import Chain, Context, Tokens
 from services.llm.host.grammar import Alphabet, Constrained
 from services.llm.host.llama import Vocabulary
