@@ -3,7 +3,8 @@
 llama.cpp's threads spin at barriers between operations. On idle cores that is the fastest way; when another process takes
 a core, every barrier waits for a thread that is not running, and a step can take many times as long. So the governor
 compares: for a few steps it alternates between two numbers of threads, so that both meet the same conditions, and keeps the
-faster. A doubled step time asks at once for fewer. While it computes with fewer than all, or steps take longer than at their
+faster. More threads than were best are the cheaper mistake, so fewer are kept only when clearly faster, and a trial of fewer
+ends with the first pair of steps that says no. A doubled step time asks at once for fewer. While it computes with fewer than all, or steps take longer than at their
 best, it asks after a pause that doubles each time the answer is no; on calm cores it asks once and then nothing more.
 """
 
@@ -22,7 +23,9 @@ class Rules:
 
     `suspicious`: usual step time over the best that makes a question worthwhile; the best grows by `best_forgets` with each
     step, since steps get longer as answers do. `first_pause_s`, `last_pause_s`: the pauses between questions.
-    `idle_s`: after so long without a step what was known is stale.
+    `keep_more_below`, `keep_fewer_below`: time of a step on trial over a settled one, below which the threads on trial stay.
+    `hopeless`, `obvious`: the same of a trial's first pair, above and below which no second is needed: `hopeless` of fewer
+    and more, `obvious` of more alone. `idle_s`: after so long without a step what was known is stale.
     """
 
     trial_steps: int = 3
@@ -34,7 +37,9 @@ class Rules:
     first_pause_s: float = 0.5
     last_pause_s: float = 8.0
     keep_more_below: float = 0.95
-    keep_fewer_below: float = 1.0
+    keep_fewer_below: float = 0.9
+    hopeless: float = 1.2
+    obvious: float = 0.7
     idle_s: float = 1.0
 
 
@@ -161,11 +166,11 @@ def _tried(state: Governor, trial: Trial, seconds: float, now_s: float, rules: R
     state = replace(state, trial=trial)
     if not trial.settled_s:
         return state
-    ratio = trial.ratio()
-    clear = ratio >= rules.collapsed or ratio <= 1 / rules.collapsed
+    ratio, is_fewer = trial.ratio(), trial.threads < state.settled
+    clear = ratio >= rules.hopeless or ratio <= (1 / rules.collapsed if is_fewer else rules.obvious)
     if len(trial.settled_s) < rules.trial_steps and not clear:
         return state
-    limit = rules.keep_fewer_below if trial.threads < state.settled else rules.keep_more_below
+    limit = rules.keep_fewer_below if is_fewer else rules.keep_more_below
     return _kept(state, trial, now_s, rules) if ratio < limit else _refused(state, trial, now_s, rules)
 
 
