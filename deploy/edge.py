@@ -17,9 +17,9 @@ from deploy.edge_settings import EdgeSettings
 from deploy.replies import gate_reply_config, local_reply_config
 from deploy.template import fill
 from services.kit.access import EDGE_OPERATOR, EDGE_PUBLIC
-from services.kit.callouts import beside
 from services.kit.settings import SettingsError, load
 from services.kit.tokens import ensure_token
+from services.kit.wire.callouts import beside
 from services.kit.yaml_text import Node, to_text
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -18,9 +18,9 @@ from deploy.ports import Listen
 from deploy.programs import Paths, Program, programs
 from deploy.readiness import Probe, grpc_probe, http_probe
 from deploy.run_settings import RunSettings
-from services.kit.callouts import beside
 from services.kit.settings import MeshSettings, ServiceSettings, check_environment, load
 from services.kit.settings_docs import discover
+from services.kit.wire.callouts import beside
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 # Who shows a token of its own; made before the start, so that nobody races for them.

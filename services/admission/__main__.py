@@ -18,7 +18,6 @@ from services.admission.keeper import Keeper
 from services.admission.past import count_the_past, watch_the_lost
 from services.admission.service import SERVICES, AdmissionAdminServicer, AdmissionServicer
 from services.admission.settings import AdmissionSettings
-from services.kit.callouts import Callouts, beside, check_tokens, open_callouts, unary
 from services.kit.clock import Clock, SystemClock
 from services.kit.keyring import keyring_path
 from services.kit.owner import Owner
@@ -27,6 +26,7 @@ from services.kit.processes import is_dead
 from services.kit.run import run
 from services.kit.server import serve
 from services.kit.tokens import TokenBook
+from services.kit.wire.callouts import Callouts, beside, check_tokens, open_callouts, unary
 
 
 def build(settings: AdmissionSettings, clock: Clock) -> Keeper:

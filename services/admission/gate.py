@@ -18,8 +18,8 @@ from services.admission.core.gating import Admissible, Answer, not_understood, r
 from services.admission.core.intake import Intake
 from services.admission.core.model import Event, Granted, Refusal, Rejected
 from services.admission.keeper import Keeper
-from services.kit.callouts import Call, Callouts
-from services.kit.http2 import Line, Opener
+from services.kit.wire.callouts import Call, Callouts
+from services.kit.wire.line import Line, Opener
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

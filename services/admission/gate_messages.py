@@ -7,7 +7,7 @@ from envoy_subset import ext_proc_pb2 as pb
 
 from services.admission.core.gating import Answer, body
 from services.kit.access import CLIENT_KEY, REQUEST_ID_KEY, TIER_KEY, TRACEPARENT_KEY
-from services.kit.callouts import envelope
+from services.kit.wire.callouts import envelope
 
 ASK_KEY: Final = "x-omniserve-ask"
 ADMITTED_KEY: Final = "x-omniserve-admitted"

@@ -14,7 +14,7 @@ from services.admission.core.remains import OwnSide, Running, choose_side, past
 from services.admission.gate import Gate
 from services.admission.keeper import Keeper
 from services.kit import telemetry
-from services.kit.callouts import Callouts
+from services.kit.wire.callouts import Callouts
 
 AGAIN_S: Final = 0.1
 """How soon gauges that cannot be read are tried again, while nothing is granted before they are."""

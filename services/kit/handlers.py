@@ -44,16 +44,22 @@ class GuardedHandlers(grpc.GenericRpcHandler):
         self._handlers = tuple(handlers)
         self._inside_out = tuple(reversed(guards))
 
-    @override
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        """Return the guarded handler of an RPC; None when there is none."""
+    def find(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        """Return the handler of an RPC as it is, unguarded; None when there is none."""
         for handlers in self._handlers:
             handler = handlers.service(handler_call_details)
             if handler is not None:
-                for each in self._inside_out:
-                    handler = each.guard(handler, handler_call_details)
                 return handler
         return None
+
+    @override
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        """Return the guarded handler of an RPC; None when there is none."""
+        handler = self.find(handler_call_details)
+        if handler is not None:
+            for each in self._inside_out:
+                handler = each.guard(handler, handler_call_details)
+        return handler
 
 
 class Wrapping:

@@ -24,6 +24,7 @@ from services.kit.owner import Owner
 from services.kit.settings import MeshSettings
 from services.kit.tokens import TokenBook, ensure_token
 from services.kit.tracing import TracingGuard
+from services.kit.wire.server import WireServer
 
 __all__ = ["HealthHandle", "running_server", "serve"]
 
@@ -32,21 +33,6 @@ OnDrain = Callable[[], Awaitable[None]]
 
 _log = telemetry.logger(__name__)
 
-OPTIONS: Final[tuple[tuple[str, int], ...]] = (
-    # On by default, and then a second server binds the same port in silence.
-    ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Peers that vanish without a word are found, and the pings of our own channels (every 10 s, also on quiet streams)
-    # are no abuse: by default gRPC answers the third with GOAWAY "too many pings".
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    # A burst of callers waits in the service's own queue, where there is an order, not in gRPC's.
-    ("grpc.server.max_pending_requests", 20_000),
-    ("grpc.server.max_pending_requests_hard_limit", 40_000),
-)
 # After the grace, cancelled handlers get this long for their `finally` blocks before the process leaves without them.
 _CLEAN_UP_S: Final = 2.0
 # Cancelled from outside, or after a crash: nothing is sound enough to wait for.
@@ -115,7 +101,7 @@ async def running_server(
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    server: grpc.aio.Server
+    server: WireServer
     health: HealthHandle
     port: int
     name: str
@@ -143,7 +129,7 @@ async def _open(
     health = HealthHandle() if health is None else health
     ensure_token(settings.state_dir, name)
     server = _build(settings, listen, register, service_names, health)
-    port = _bind(server, listen)
+    port = server.bind(listen)
     await server.start()
     health.mark_started()
     _log.info("serving", listen=listen, port=port, services=list(service_names))
@@ -156,7 +142,7 @@ async def _open(
 
 def _build(
     settings: MeshSettings, listen: str, register: Register, service_names: Sequence[str], health: HealthHandle
-) -> grpc.aio.Server:
+) -> WireServer:
     if not settings.check_tokens and not _is_loopback(listen):
         raise ValueError(f"token checks may be off only on a loopback address, not on {listen}")
     book = TokenBook(settings.state_dir) if settings.check_tokens else None
@@ -166,20 +152,13 @@ def _build(
     ]
     if telemetry.tracing():
         guards.insert(0, TracingGuard())
-    server = grpc.aio.server(options=OPTIONS)
+    server = WireServer(most_bytes=MAX_MESSAGE_BYTES)
     registrar = _Registrar(server, guards)
     register(registrar.as_server())
     registrar.require(service_names)
     health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(health, service_names), registrar.as_server())
     _add_reflection(registrar.as_server(), (*service_names, health_module.SERVICE_NAME))
     return server
-
-
-def _bind(server: grpc.aio.Server, listen: str) -> int:
-    try:
-        return server.add_insecure_port(listen)
-    except RuntimeError as error:
-        raise OSError(f"cannot listen on {listen}: the address is in use or not this machine's") from error
 
 
 def _is_loopback(listen: str) -> bool:
@@ -192,7 +171,7 @@ def _is_loopback(listen: str) -> bool:
 class _Registrar:
     """Stands where generated code expects a server: puts guards before what it adds, and notes which services it adds."""
 
-    def __init__(self, server: grpc.aio.Server, guards: Sequence[Guard]) -> None:
+    def __init__(self, server: WireServer, guards: Sequence[Guard]) -> None:
         self._server = server
         self._guards = guards
         self._added: set[str] = set()
@@ -207,10 +186,10 @@ class _Registrar:
             if service_name is None:
                 raise TypeError("a handler without a service name cannot be checked for access rules")
             self._added.add(service_name())
-        self._server.add_generic_rpc_handlers((GuardedHandlers(handlers, self._guards),))
+        self._server.add(GuardedHandlers(handlers, self._guards))
 
     def add_registered_method_handlers(self, service_name: str, _handlers: Mapping[str, Handler]) -> None:
-        """Take note only: what is registered is found before the guarded handlers, and no guard would see it."""
+        """Take note only: generated code adds everything a second time, for a server that finds it faster."""
         self._added.add(service_name)
 
     def require(self, service_names: Sequence[str]) -> None:

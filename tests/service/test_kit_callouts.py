@@ -13,8 +13,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from services.kit.callouts import LONGEST_MESSAGE, Call, Callouts, beside, envelope, open_callouts, unary
-from services.kit.http2 import Line
+from services.kit.wire.callouts import LONGEST_MESSAGE, Call, Callouts, beside, envelope, open_callouts, unary
+from services.kit.wire.line import Line
 
 STREAM, UNARY = "/test.v1.Echo/Stream", "/test.v1.Echo/Unary"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -321,9 +321,8 @@ async def test_a_ping_is_answered_so_that_a_hung_process_is_noticed(callouts):
 
 
 async def test_a_peer_that_answers_no_ping_is_given_up(callouts, monkeypatch):
-    monkeypatch.setattr("services.kit.http2.SILENT_S", 0.2)
-    monkeypatch.setattr("services.kit.http2.LOOKED_EVERY_S", 0.1)
-    monkeypatch.setattr("services.kit.callouts.LOOKED_EVERY_S", 0.1)
+    monkeypatch.setattr("services.kit.wire.callouts.SILENT_S", 0.2)
+    monkeypatch.setattr("services.kit.wire.callouts.LOOKED_EVERY_S", 0.1)
     watch = asyncio.ensure_future(callouts[0].run())
     heard = await talk(
         callouts[1], PREFACE + SETTINGS + frame(1, 0x4, 1, HEAD) + frame(0, 0, 1, QUESTION), wait_for=b"never"

@@ -5,7 +5,7 @@ from hpack import Decoder, Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.kit.heads import untraced
+from services.kit.wire.heads import untraced
 
 HEAD = ((":method", "POST"), (":path", "/a.B/C"), ("x-omniserve-service-token", "right"))
 TRACES = st.text("0123456789abcdef-", min_size=1, max_size=60)

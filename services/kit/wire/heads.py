@@ -8,6 +8,7 @@ from typing import Final
 
 from hpack.huffman import HuffmanEncoder
 from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from hpack.huffman_table import decode_huffman
 
 TRACE: Final = "traceparent"
 _HUFFMAN: Final = 0x80
@@ -37,3 +38,16 @@ def untraced(block: bytes) -> bytes:
         length = block[start] & _LONG if start < len(block) else _LONG
         return block if length == _LONG else b"%b\0%b" % (block[:start], block[start + 1 + length :])
     return block
+
+
+def trace_in(block: bytes) -> str | None:
+    """Return the trace that a head carries (RFC 7541, 5.2), or None. It must be one that was decoded before."""
+    for name in _NAMES:
+        found = block.find(name)
+        if found < 0:
+            continue
+        start = found + len(name) + 1
+        length = block[start - 1] & _LONG
+        value = block[start : start + length]
+        return (decode_huffman(value) if block[start - 1] & _HUFFMAN else value).decode("ascii", "replace")
+    return None

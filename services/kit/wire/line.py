@@ -1,7 +1,7 @@
 """The server's end of HTTP/2, as far as gRPC callers that know what they speak to need it: frames in, frames out. No gRPC here.
 
 Kept small on purpose: no server push, no priorities, no table of headers (so that equal heads are equal bytes, which are
-looked up instead of decoded), and windows of single streams that are never the narrow ones.
+looked up instead of decoded), and what a peer may send on one stream is bounded by the connection's window alone.
 """
 
 import asyncio
@@ -14,26 +14,49 @@ from hpack.exceptions import HPACKError
 from typing_extensions import override
 
 from services.kit import telemetry
-from services.kit.heads import TRACE, untraced
+from services.kit.wire.frames import (
+    ACK,
+    CALM,
+    COMPRESSION,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FIRST_WINDOW,
+    FLOW_CONTROL,
+    FRAME_HEAD,
+    FRAME_SIZE,
+    GOAWAY,
+    HEADERS,
+    INITIAL_WINDOW,
+    LONGEST_FRAME,
+    LONGEST_LIST,
+    MOST_STREAMS,
+    NO_ERROR,
+    PADDED,
+    PING,
+    PREFACE,
+    PRIORITY,
+    PROTOCOL,
+    REFUSED,
+    RESET,
+    SETTINGS,
+    TABLE_SIZE,
+    WHOLE,
+    WINDOW,
+    frame,
+    setting,
+    settings_in,
+    unpadded,
+)
+from services.kit.wire.heads import TRACE, untraced
 
 _log = telemetry.logger(__name__)
 
-_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
-END_STREAM, ACK, END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
-NO_ERROR, _PROTOCOL, _FLOW_CONTROL, _FRAME_SIZE, _REFUSED, _COMPRESSION, _CALM = 0x0, 0x1, 0x3, 0x6, 0x7, 0x9, 0xB
-_WHOLE: Final = b"\0\0\0\0"  # the connection's own number
-
-_FRAME_HEAD: Final = 9
-LONGEST_FRAME: Final = 16_384
 _LONGEST_HEADERS: Final = 65_536
-_STREAMS_WINDOW: Final = 0x7FFFFFFF  # what a stream may send at once is bounded by the connection's window alone
+_WIDEST: Final = 0x7FFFFFFF
 _CREDIT: Final = 1 << 20
 _MOST_STREAMS: Final = 100_000
-
-LOOKED_EVERY_S: Final = 5.0
-SILENT_S: Final = 15.0
-"""A peer that answers no ping for so long is gone, and with it its streams."""
 
 
 class BrokenProtocolError(Exception):
@@ -59,6 +82,12 @@ class Stream(Protocol):
     def lost(self) -> None:
         """Note that the connection is gone."""
 
+    def room(self, more: int) -> None:
+        """Note that the peer takes so many bytes more on this stream, or, below zero, fewer."""
+
+    def go_on(self) -> bool:
+        """Say a turn's worth of what waits for the line, and return whether there is more to say at once."""
+
 
 Opener = Callable[["Line", bytes], Stream | None]
 """Makes the stream that has just come in, or answers at once and returns None."""
@@ -74,36 +103,16 @@ class House(Protocol):
         """Return who takes a stream; if `is_lasting`, heads with this key (heads.untraced) mean the same ever after."""
 
 
-def frame(kind: int, flags: int, number: bytes, payload: bytes) -> bytes:
-    """Return a frame."""
-    return b"%b%c%c%b%b" % (len(payload).to_bytes(3, "big"), kind, flags, number, payload)
-
-
-def literal(name: bytes, value: bytes) -> bytes:
-    """Return a header that no table remembers, not compressed; the name is shorter than 127 bytes."""
-    return b"\0%c%b%b%b" % (len(name), name, _length(value), value)
-
-
-def _length(value: bytes) -> bytes:
-    if len(value) < 127:
-        return bytes((len(value),))
-    rest, parts = len(value) - 127, bytearray(b"\x7f")
-    while rest >= 128:
-        parts.append(rest % 128 + 128)
-        rest //= 128
-    return bytes(parts + bytes((rest,)))
-
-
 _HELLO: Final = frame(
     SETTINGS,
     0,
-    _WHOLE,
-    b"".join(
-        number.to_bytes(2, "big") + value.to_bytes(4, "big")
-        # No table of headers: then equal heads are equal bytes, and are looked up instead of decoded.
-        for number, value in ((1, 0), (3, _MOST_STREAMS), (4, _STREAMS_WINDOW), (6, _LONGEST_HEADERS))
-    ),
-) + frame(WINDOW, 0, _WHOLE, (16 * _CREDIT - 65_535).to_bytes(4, "big"))
+    WHOLE,
+    # No table of headers: then equal heads are equal bytes, and are looked up instead of decoded.
+    setting(TABLE_SIZE, 0)
+    + setting(MOST_STREAMS, _MOST_STREAMS)
+    + setting(INITIAL_WINDOW, _WIDEST)
+    + setting(LONGEST_LIST, _LONGEST_HEADERS),
+) + frame(WINDOW, 0, WHOLE, (16 * _CREDIT - FIRST_WINDOW).to_bytes(4, "big"))
 
 
 class Line(asyncio.Protocol):
@@ -119,13 +128,22 @@ class Line(asyncio.Protocol):
         self._is_stateless = False
         self._block: tuple[bytes, int, bytes] | None = None
         self._owed = 0  # bytes received and not credited yet
-        self._window = 65_535  # bytes that may be sent
+        self._window = FIRST_WINDOW  # bytes that may be sent
+        self.first_room = FIRST_WINDOW
+        """Bytes that may be sent on a new stream."""
+        self._is_paused = False
+        self._turn = 0
+        self.unwritten = 0
+        """Bytes that leave with the next write."""
+        self.head = b""
+        """The head of the stream that is being opened."""
         self._held: deque[tuple[bytes, int]] = deque()
         self._out: list[bytes] = []
         self._flushing = False
         self._heard_at = self._loop.time()
         self._known = house.known
-        self._last = _WHOLE  # the stream that came last
+        self._last = WHOLE  # the stream that came last
+        self._is_retired = False
 
     # ---- asyncio's side -------------------------------------------------------------------------------------------
 
@@ -154,34 +172,58 @@ class Line(asyncio.Protocol):
             self.break_off(error.code)
             return
         if self._owed > _CREDIT:
-            self._out.append(frame(WINDOW, 0, _WHOLE, self._owed.to_bytes(4, "big")))
+            self._out.append(frame(WINDOW, 0, WHOLE, self._owed.to_bytes(4, "big")))
             self._owed = 0
         self._flush()
 
-    def look(self) -> None:
-        """Ping a quiet peer, and give up one that is silent for too long."""
-        silent_s = self._loop.time() - self._heard_at
-        if silent_s > SILENT_S:
+    @override
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    @override
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._offer()
+
+    def look(self, *, quiet_s: float, silent_s: float) -> None:
+        """Ping a peer not heard of for `quiet_s`, and give up one that is silent for `silent_s`."""
+        since_s = self._loop.time() - self._heard_at
+        if since_s > silent_s:
             self._transport.abort()
-        elif silent_s > LOOKED_EVERY_S / 2 and self._is_greeted:
-            self._transport.write(frame(PING, 0, _WHOLE, b"omniserv"))
+        elif since_s > quiet_s and self._is_greeted:
+            self._transport.write(frame(PING, 0, WHOLE, b"omniserv"))
 
     def break_off(self, code: int) -> None:
         """Close the connection and say why."""
-        self._out.append(frame(GOAWAY, 0, _WHOLE, b"\x7f\xff\xff\xff" + code.to_bytes(4, "big")))
+        self._out.append(frame(GOAWAY, 0, WHOLE, b"\x7f\xff\xff\xff" + code.to_bytes(4, "big")))
         self._flush()
         self._transport.close()
 
     def retire(self) -> None:
         """Take no new streams: the peer brings them elsewhere. Those that are there go on."""
-        self.put(frame(GOAWAY, 0, _WHOLE, self._last + NO_ERROR.to_bytes(4, "big")), 0)
+        self._is_retired = True
+        self.put(frame(GOAWAY, 0, WHOLE, self._last + NO_ERROR.to_bytes(4, "big")), 0)
 
     def refuse(self, number: bytes) -> None:
         """Give a stream back as one on which nothing was done: the peer may bring it again."""
         self.forget(number)
-        self.put(frame(RESET, 0, number, _REFUSED.to_bytes(4, "big")), 0)
+        self.put(frame(RESET, 0, number, REFUSED.to_bytes(4, "big")), 0)
+
+    @property
+    def peer(self) -> str:
+        """The other end, as gRPC writes it."""
+        name = self._transport.get_extra_info("peername")
+        if not isinstance(name, tuple) or len(name) < 2:
+            return "unknown"
+        host, port = name[:2]
+        return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
     # ---- out ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the peer does not take as much as is said; streams that wait for it hear of the end by `go_on`."""
+        return self._is_paused or bool(self._held)
 
     def put(self, frames: bytes, cost: int) -> None:
         """Send frames of which `cost` bytes count against the peer's window; in order, as soon as it has room."""
@@ -190,9 +232,21 @@ class Line(asyncio.Protocol):
             return
         self._window -= cost
         self._out.append(frames)
+        self.unwritten += len(frames)
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
+
+    def _offer(self) -> None:
+        """Let streams with more to say go on, in turns, until the line is full again."""
+        streams = list(self.streams.values())
+        first = self._turn % len(streams) if streams else 0
+        waiting = deque(streams[first:] + streams[:first])
+        while waiting and not self.is_full:
+            self._turn += 1
+            stream = waiting.popleft()
+            if stream.go_on():
+                waiting.append(stream)
 
     def forget(self, number: bytes) -> None:
         """Take a stream off the list: whatever still comes for it is dropped."""
@@ -203,6 +257,7 @@ class Line(asyncio.Protocol):
         if self._out:
             self._transport.write(b"".join(self._out))
             self._out.clear()
+            self.unwritten = 0
 
     # ---- in -------------------------------------------------------------------------------------------------------
 
@@ -210,23 +265,23 @@ class Line(asyncio.Protocol):
         """Take all whole frames; return what is left."""
         position, end = 0, len(data)
         if not self._is_greeted:
-            if not _PREFACE.startswith(data[: len(_PREFACE)]):
-                raise BrokenProtocolError(_PROTOCOL, "this is no HTTP/2 by prior knowledge")
-            if end < len(_PREFACE):
+            if not PREFACE.startswith(data[: len(PREFACE)]):
+                raise BrokenProtocolError(PROTOCOL, "this is no HTTP/2 by prior knowledge")
+            if end < len(PREFACE):
                 return data
             self._is_greeted = True
-            position = len(_PREFACE)
-        while end - position >= _FRAME_HEAD:
+            position = len(PREFACE)
+        while end - position >= FRAME_HEAD:
             size = int.from_bytes(data[position : position + 3], "big")
             if size > LONGEST_FRAME:
-                raise BrokenProtocolError(_FRAME_SIZE, f"a frame of {size} bytes; {LONGEST_FRAME} is the most")
-            start = position + _FRAME_HEAD
+                raise BrokenProtocolError(FRAME_SIZE, f"a frame of {size} bytes; {LONGEST_FRAME} is the most")
+            start = position + FRAME_HEAD
             stop = start + size
             if stop > end:
                 break
             kind, flags, number = data[position + 3], data[position + 4], data[position + 5 : start]
             if self._block is not None and kind != CONTINUATION:
-                raise BrokenProtocolError(_PROTOCOL, "headers are interrupted by another frame")
+                raise BrokenProtocolError(PROTOCOL, "headers are interrupted by another frame")
             if kind == DATA:
                 self._take_data(number, flags, data[start:stop])
             elif kind == HEADERS:
@@ -238,8 +293,8 @@ class Line(asyncio.Protocol):
 
     def _take_data(self, number: bytes, flags: int, payload: bytes) -> None:
         self._owed += len(payload)
-        if flags & _PADDED:
-            payload = _unpadded(payload)
+        if flags & PADDED:
+            payload = _without_padding(payload)
         stream = self.streams.get(number)
         if stream is None:
             return  # ended from here
@@ -249,9 +304,9 @@ class Line(asyncio.Protocol):
             self._hang_up(number)
 
     def _take_headers(self, number: bytes, flags: int, block: bytes) -> None:
-        if flags & (_PADDED | _PRIORITY):
-            block = _unpadded(block) if flags & _PADDED else block
-            block = block[5:] if flags & _PRIORITY else block
+        if flags & (PADDED | PRIORITY):
+            block = _without_padding(block) if flags & PADDED else block
+            block = block[5:] if flags & PRIORITY else block
         if not flags & END_HEADERS:
             self._block = number, flags, block
             return
@@ -261,12 +316,12 @@ class Line(asyncio.Protocol):
             return
         key = untraced(block)
         opener = self._known.get(key) if self._is_stateless else None
-        self._last = number
         if opener is None:
             opener = self._look_up(block, key)
-        if len(self.streams) >= _MOST_STREAMS:
+        if self._is_retired or len(self.streams) >= _MOST_STREAMS:
             self.refuse(number)
             return
+        self._last, self.head = number, block
         stream = opener(self, number)
         if stream is None:
             return
@@ -284,37 +339,52 @@ class Line(asyncio.Protocol):
         elif kind == WINDOW:
             self._take_window(number, payload)
         elif kind == PING and not flags & ACK:
-            self._out.append(frame(PING, ACK, _WHOLE, payload))
+            self._out.append(frame(PING, ACK, WHOLE, payload))
         elif kind == SETTINGS and flags & ACK:
             self._decoder.max_allowed_table_size = 0
         elif kind == SETTINGS:
-            self._out.append(frame(SETTINGS, ACK, _WHOLE, b""))
+            self._take_settings(settings_in(payload))
 
     def _take_continuation(self, number: bytes, flags: int, payload: bytes) -> None:
         if self._block is None or self._block[0] != number:
-            raise BrokenProtocolError(_PROTOCOL, "a continuation of nothing")
+            raise BrokenProtocolError(PROTOCOL, "a continuation of nothing")
         _, first, begun = self._block
         if len(begun) + len(payload) > _LONGEST_HEADERS:
-            raise BrokenProtocolError(_CALM, "headers without end")
+            raise BrokenProtocolError(CALM, "headers without end")
         self._block = number, first, begun + payload
         if flags & END_HEADERS:
             block, self._block = self._block[2], None
             self._take_headers(number, (first & END_STREAM) | END_HEADERS, block)
 
+    def _take_settings(self, settings: Mapping[int, int]) -> None:
+        self._out.append(frame(SETTINGS, ACK, WHOLE, b""))
+        first_room = settings.get(INITIAL_WINDOW, self.first_room)
+        if first_room > _WIDEST:
+            raise BrokenProtocolError(FLOW_CONTROL, "a window without end")
+        more, self.first_room = first_room - self.first_room, first_room
+        if more:
+            for stream in list(self.streams.values()):
+                stream.room(more)
+
     def _take_window(self, number: bytes, payload: bytes) -> None:
-        """Note room for more. A stream's own window is never the narrow one: all that is sent on it fits from the start."""
-        if number != _WHOLE:
+        more = int.from_bytes(payload, "big") & _WIDEST
+        if number != WHOLE:
+            stream = self.streams.get(number)
+            if stream is not None:
+                stream.room(more)
             return
-        self._window += int.from_bytes(payload, "big") & 0x7FFFFFFF
-        if self._window > 0x7FFFFFFF:
-            raise BrokenProtocolError(_FLOW_CONTROL, "a window without end")
+        self._window += more
+        if self._window > _WIDEST:
+            raise BrokenProtocolError(FLOW_CONTROL, "a window without end")
         while self._held and self._held[0][1] <= self._window:
             frames, cost = self._held.popleft()
             self._window -= cost
             self._out.append(frames)
+        if not self.is_full:
+            self._offer()
 
     def _hang_up(self, number: bytes) -> None:
-        stream = self.streams.pop(number, None)
+        stream = self.streams.get(number)
         if stream is not None:
             stream.hang_up()
 
@@ -337,14 +407,15 @@ class Line(asyncio.Protocol):
         try:
             found = self._decoder.decode(block)
         except HPACKError as error:
-            raise BrokenProtocolError(_COMPRESSION, f"headers cannot be decoded: {error}") from error
+            raise BrokenProtocolError(COMPRESSION, f"headers cannot be decoded: {error}") from error
         headers: dict[str, str] = {}
         for name, value in found:
             headers.setdefault(str(name), str(value))
         return headers
 
 
-def _unpadded(payload: bytes) -> bytes:
-    if not payload or payload[0] >= len(payload):
-        raise BrokenProtocolError(_PROTOCOL, "more padding than frame")
-    return payload[1 : len(payload) - payload[0]]
+def _without_padding(payload: bytes) -> bytes:
+    content = unpadded(payload)
+    if content is None:
+        raise BrokenProtocolError(PROTOCOL, "more padding than frame")
+    return content

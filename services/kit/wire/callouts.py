@@ -2,7 +2,7 @@
 
 Envoy opens such a call for every request, so here the call is what is expensive, not what is decided in it. There is no
 task per call: what comes in calls the methods of a `Call`, and what they send leaves with the next write. Only callers with
-the right service token get so far as to be heard; whoever breaks the protocol (http2.py) loses the connection.
+the right service token get so far as to be heard; whoever breaks the protocol (line.py) loses the connection.
 """
 
 import asyncio
@@ -15,24 +15,24 @@ from typing_extensions import override
 
 from services.kit import telemetry
 from services.kit.access import TOKEN_KEY, refusal, rules_of
-from services.kit.http2 import (
+from services.kit.tokens import TokenBook
+from services.kit.wire.frames import (
     END_HEADERS,
     END_STREAM,
     HEADERS,
     LONGEST_FRAME,
-    LOOKED_EVERY_S,
     NO_ERROR,
-    Line,
-    Opener,
-    Stream,
-    frame,
+    heading,
     literal,
 )
-from services.kit.tokens import TokenBook
+from services.kit.wire.line import Line, Opener, Stream
 
 _log = telemetry.logger(__name__)
 
 _MOST_KNOWN: Final = 1_000
+LOOKED_EVERY_S: Final = 5.0
+SILENT_S: Final = 15.0
+"""A peer that answers no ping for so long is gone, and with it its calls."""
 _LONGEST_QUESTION: Final = 1 << 18
 LONGEST_MESSAGE: Final = LONGEST_FRAME - 5
 """Bytes of an answer that fits into one frame with the five bytes that gRPC puts before it."""
@@ -107,7 +107,7 @@ class Call:
         if text:
             tail += literal(b"grpc-message", text.encode("ascii", "replace")[:1_000])
         block = tail if self._headed else _OK_HEAD + tail
-        self._line.put(frame(HEADERS, END_HEADERS | END_STREAM, self._number, block), 0)
+        self._line.put(heading(self._number, block, is_last=True), 0)
 
     def refuse(self) -> None:
         """Give the call back as one that was never taken up; only before anything was sent."""
@@ -127,6 +127,13 @@ class Call:
         """Take note that the caller has said its last."""
         self.over()
         self.end()
+
+    def room(self, more: int) -> None:
+        """Pay no heed: Envoy's windows of single calls are never the narrow ones for answers of one frame each."""
+
+    def go_on(self) -> bool:
+        """Return False: answers are short, and the line holds those that do not fit."""
+        return False
 
     def _take(self, data: bytes) -> None:
         position, end = 0, len(data)
@@ -217,7 +224,7 @@ class Callouts:
         while True:
             await asyncio.sleep(LOOKED_EVERY_S)
             for line in list(self.lines):
-                line.look()
+                line.look(quiet_s=LOOKED_EVERY_S / 2, silent_s=SILENT_S)
 
     def retire(self) -> None:
         """Take no new calls: callers find nobody, and try again until the next process is there."""
