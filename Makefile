@@ -16,6 +16,8 @@ TAP := build/native/libdenoise_tap.so
 IMAGE_ENGINE := CMAKE_ARGS="-DSD_WEBP=OFF -DSD_WEBM=OFF -DSD_BUILD_EXAMPLES=OFF"
 EMBEDDER := $(MODELS)/all-MiniLM-L6-v2.Q8_0.gguf
 UPSCALER := $(MODELS)/realesrgan-x4plus.safetensors
+# Clients of other worlds that only `make clients` needs.
+CLIENTS := build/clients
 PROTO_FILES := $(shell find protos/omniserve protos/envoy_subset -name '*.proto' | sort)
 
 .PHONY: help
@@ -142,6 +144,18 @@ chaos: setup ## Kill, cancel, race and vary far more than `make test` does: 200 
 	KILLS=200 RACES=10000 $(BIN)/pytest tests/chaos/test_vram_killed.py tests/service/test_vram_service.py
 	OMNISERVE_CHAOS_CLIENTS=40 $(BIN)/pytest tests/service/test_llm_models.py -k alternating
 	LEASE_REQUESTS=200 $(BIN)/pytest tests/service/test_llm_leases.py
+
+# Needs Node 20 with npm.
+$(CLIENTS)/.installed: Makefile
+	@rm -rf $(CLIENTS) && mkdir -p $(CLIENTS)
+	npm install --silent --no-audit --no-fund --prefix $(CLIENTS) openai@6.49.0
+	$(PYTHON) -m venv $(CLIENTS)/venv
+	$(CLIENTS)/venv/bin/pip install --quiet 'langchain-openai==1.7.4' 'schemathesis==4.32.5'
+	@touch $@
+
+.PHONY: clients
+clients: setup $(CLIENTS)/.installed ## Let OpenAI's SDK for Node, LangChain and Schemathesis at a mesh; installs them below build/.
+	CLIENTS=$(CURDIR)/$(CLIENTS) $(BIN)/pytest tests/e2e/test_other_clients.py
 
 # ---- containers -----------------------------------------------------------------------------------------------
 

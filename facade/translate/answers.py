@@ -88,15 +88,20 @@ def _finite(logprob: float) -> float:
 
 
 def completion_logprobs(logprobs: Sequence[llm_pb2.TokenLogprob], offset: int) -> dict[str, Any]:
-    """Return a completion's log-probabilities; `offset` is where the first token begins in the text, characters."""
+    """Return a completion's log-probabilities; `offset` is where the first token begins in the text, characters.
+
+    The first token of an echoed prompt has none.
+    """
     offsets = []
     for token in logprobs:
         offsets.append(offset)
         offset += len(token.token)
     return {
         "tokens": [token.token for token in logprobs],
-        "token_logprobs": [_finite(token.logprob) for token in logprobs],
-        "top_logprobs": [{each.token: _finite(each.logprob) for each in token.top} for token in logprobs],
+        "token_logprobs": [None if token.first else _finite(token.logprob) for token in logprobs],
+        "top_logprobs": [
+            None if token.first else {each.token: _finite(each.logprob) for each in token.top} for token in logprobs
+        ],
         "text_offset": offsets,
     }
 

@@ -1,13 +1,13 @@
 """POST /v1/chat/completions: the body becomes a ChatRequest."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from facade.translate.failures import CHAT_NAMES, OWN_NAMES, Names
 from facade.translate.fields import AnyObject, Boolean, Choice, Custom, Integer, refuse
 from facade.translate.messages import MESSAGES, unsupported
-from facade.translate.options import INT32_MAX, SHARED_FIELDS, WITHOUT_EFFECT, Values, options_of
+from facade.translate.options import INT32_MAX, SHARED_FIELDS, WITHOUT_EFFECT, Values, options_of, schema_place
 from facade.translate.record import Field, record
 from facade.translate.tools import TOOL_FIELDS, tools_of
 from omniserve.llm.v1 import llm_pb2
@@ -104,7 +104,7 @@ def read_chat(body: Mapping[str, Any]) -> Call:
         choices=values.get("n", 1),
         stream=values.get("stream", False),
         include_usage=values.get("stream_options", {}).get("include_usage", False),
-        names=CHAT_NAMES,
+        names=replace(CHAT_NAMES, schema=schema_place(values)),
     )
 
 

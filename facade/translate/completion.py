@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from facade.translate.chat import Call
+from facade.translate.failures import Names
 from facade.translate.fields import Boolean, Custom, Integer, Text, check_length, refuse, shown, wrong_type
 from facade.translate.messages import TOKEN, unsupported
-from facade.translate.options import INT32_MAX, MAX_CHOICES, SHARED_FIELDS, WITHOUT_EFFECT, options_of
+from facade.translate.options import INT32_MAX, MAX_CHOICES, SHARED_FIELDS, WITHOUT_EFFECT, options_of, schema_place
 from facade.translate.record import Field, record
 from omniserve.llm.v1 import llm_pb2
 
@@ -58,8 +59,16 @@ COMPLETION = record(
     (
         Field("prompt", Custom(read_prompts, _PROMPT_SCHEMA), "What to continue: one or several.", required=True),
         *SHARED_FIELDS,
-        Field("max_tokens", Integer(0, INT32_MAX), f"Most tokens to generate; absent means {DEFAULT_MAX_TOKENS}."),
-        Field("logprobs", Integer(0, 20), "Report log-probabilities, with so many alternatives per token."),
+        Field(
+            "max_tokens",
+            Integer(0, INT32_MAX),
+            f"Most tokens to generate, 0 for none; absent means {DEFAULT_MAX_TOKENS}.",
+        ),
+        Field(
+            "logprobs",
+            Integer(0, 20),
+            "Report log-probabilities, with so many alternatives per token; with echo of the prompt's tokens too.",
+        ),
         Field("echo", Boolean(), "Return the prompt before its continuation."),
         Field("suffix", Text(), "Text after the gap, for models with infill tokens."),
         Field("best_of", Integer(1, MAX_CHOICES), "Must equal n: answers are not ranked here."),
@@ -107,4 +116,5 @@ def read_completion(body: Mapping[str, Any]) -> Call:
         choices=choices,
         stream=values.get("stream", False),
         include_usage=values.get("stream_options", {}).get("include_usage", False),
+        names=Names(schema=schema_place(values)),
     )

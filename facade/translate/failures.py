@@ -10,11 +10,13 @@ from typing import Final
 from omniserve.llm.v1 import llm_pb2
 from services.kit.errors import DomainError, Reason
 
+SCHEMA: Final = "response_format.json_schema.schema"
+"""Where OpenAI has the schema of an answer."""
 # The contract's places of what the REST request has at the top, longest first.
 _PLACES = (
     ("options.sampling.", ""),
     ("options.limits.", ""),
-    ("options.structure.json_schema.schema_json", "response_format.json_schema.schema"),
+    ("options.structure.json_schema.schema_json", SCHEMA),
     ("options.structure.grammar", "grammar"),
     ("options.structure.", "response_format."),
     ("options.structure", "response_format"),
@@ -49,15 +51,18 @@ class Names:
     """What one request's caller calls the fields of the contract.
 
     `fields`: names beside those of completions, by these. `messages`: where the contract's messages come from, if they
-    are not the caller's own.
+    are not the caller's own. `schema`: where the schema of the answer is.
     """
 
     fields: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     messages: tuple[Place, ...] = ()
+    schema: str = SCHEMA
 
     def of(self, path: str) -> str:
         """Return the caller's name of a field that the contract names by its path."""
         path = rest_field(path)
+        if path.startswith(SCHEMA):
+            path = self.schema + path.removeprefix(SCHEMA)
         found = _MESSAGE.match(path)
         if found and int(found["message"]) < len(self.messages):
             place = self.messages[int(found["message"])]

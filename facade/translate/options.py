@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from facade.translate.failures import SCHEMA
 from facade.translate.fields import (
     AnyObject,
     Boolean,
@@ -100,7 +101,7 @@ _LORA = record(
 )
 _JSON_SCHEMA = record(
     [
-        Field("name", Text(1, 64, r"[a-zA-Z0-9_-]+"), "The format's name.", required=True),
+        Field("name", Text(1, 64, r"[a-zA-Z0-9_-]+"), "The format's name; has no effect here."),
         Field("description", Text(), "What the format is for; has no effect here."),
         Field("schema", AnyObject(), "The JSON schema; absent means any JSON value."),
         Field("strict", Boolean(), "Refuse a schema that cannot be enforced in full instead of loosening it."),
@@ -110,6 +111,7 @@ _RESPONSE_FORMAT = record(
     [
         Field("type", Choice(("text", "json_object", "json_schema")), "What to obey.", required=True),
         Field("json_schema", _JSON_SCHEMA, "The schema, for type json_schema."),
+        Field("schema", AnyObject(), "A schema for type json_object, as llama-server has it."),
     ]
 )
 _STREAM_OPTIONS = record(
@@ -164,6 +166,7 @@ SHARED_FIELDS = (
     Field("max_sentences", Integer(1, INT32_MAX), "Stop after so many sentences."),
     Field("min_probability", Number(0, 1), "Stop when the product of the tokens' probabilities falls below this."),
     Field("response_format", _RESPONSE_FORMAT, "Constrain the answer to JSON or to a JSON schema."),
+    Field("json_schema", AnyObject(), "Constrain the answer to a JSON schema, as llama-server has it."),
     Field("grammar", Text(1, _MAX_GRAMMAR_CHARS), "Constrain the answer to a grammar in GBNF."),
     Field("adapters", ListOf(_ADAPTER, most=8), "LoRA adapters of this request."),
     Field("lora", ListOf(_LORA, most=8), "LoRA adapters of this request by their place, as llama-server has it."),
@@ -257,25 +260,47 @@ def _adapters(values: Values) -> list[llm_pb2.Adapter]:
     return [llm_pb2.Adapter(**each) for each in values.get("adapters", by_place)]
 
 
+def schema_place(values: Values) -> str:
+    """Return where the caller wrote the schema of the answer, if there is one."""
+    if "json_schema" in values:
+        return "json_schema"
+    return "response_format.schema" if "schema" in values.get("response_format", {}) else SCHEMA
+
+
 def _structure(values: Values) -> llm_pb2.Structure | None:
-    grammar, wanted = values.get("grammar"), values.get("response_format", {"type": "text"})
-    kind, schema = wanted["type"], wanted.get("json_schema")
-    if grammar is not None and kind != "text":
-        refuse("grammar", "cannot be combined with 'response_format'")
-    if schema is not None and kind != "json_schema":
-        refuse("response_format.json_schema", f"is only allowed with type json_schema, not {kind}")
-    if grammar is not None:
-        return llm_pb2.Structure(grammar=grammar)
-    if kind == "json_object":
-        return llm_pb2.Structure(json_object=llm_pb2.JsonObject())
+    asked = [name for name in ("response_format", "json_schema", "grammar") if _constrains(values, name)]
+    if len(asked) > 1:
+        refuse(asked[1], f"cannot be combined with '{asked[0]}'")
+    if "grammar" in asked:
+        return llm_pb2.Structure(grammar=values["grammar"])
+    if "json_schema" in asked:
+        return _of_schema({"schema": values["json_schema"]})
+    return _of_format(values.get("response_format", {"type": "text"}))
+
+
+def _constrains(values: Values, name: str) -> bool:
+    return name in values and (name != "response_format" or values[name]["type"] != "text")
+
+
+def _of_format(wanted: Values) -> llm_pb2.Structure | None:
+    kind = wanted["type"]
+    for name, its_kind in (("json_schema", "json_schema"), ("schema", "json_object")):
+        if name in wanted and kind != its_kind:
+            refuse(f"response_format.{name}", f"is only allowed with type {its_kind}, not {kind}")
     if kind == "json_schema":
-        if schema is None:
+        if "json_schema" not in wanted:
             refuse("response_format.json_schema", "is required", code="missing_required_parameter")
-        return llm_pb2.Structure(
-            json_schema=llm_pb2.JsonSchema(
-                name=schema["name"],
-                schema_json=orjson.dumps(schema.get("schema", {})).decode(),
-                strict=schema.get("strict", False),
-            )
-        )
+        return _of_schema(wanted["json_schema"])
+    if kind == "json_object":
+        return _of_schema(wanted) if "schema" in wanted else llm_pb2.Structure(json_object=llm_pb2.JsonObject())
     return None
+
+
+def _of_schema(wanted: Values) -> llm_pb2.Structure:
+    return llm_pb2.Structure(
+        json_schema=llm_pb2.JsonSchema(
+            name=wanted.get("name", ""),
+            schema_json=orjson.dumps(wanted.get("schema", {})).decode(),
+            strict=wanted.get("strict", False),
+        )
+    )

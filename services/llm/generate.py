@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from omniserve.llm.v1 import llm_pb2 as pb
@@ -19,7 +20,7 @@ from services.llm.core.options import AskedOptions, Options, check_options, chec
 from services.llm.core.prompt import Chat, Completion, template_inputs
 from services.llm.core.shaping import Shaper
 from services.llm.core.tools import described, told
-from services.llm.core.wire import Delta, Finish, Limits, Progress, Submit, TextReady, pack_tokens
+from services.llm.core.wire import Delta, Finish, Limits, Logprob, Progress, Reading, Submit, TextReady, pack_tokens
 from services.llm.forms import Form, Forms
 from services.llm.outbox import Port
 from services.llm.resident import Resident
@@ -81,6 +82,7 @@ class Generator:
             vocabulary=vocabulary.vocabulary,
             defaults=resident.served.sampling,
             speculates=resident.served.chat.speculation.draft > 0,
+            least_tokens=0 if isinstance(work.content, Completion) else 1,
         )
         adapters = adapter_set(work.options.adapters, tuple(resident.served.chat.loras))
         prompt = await self._fitting(work.content, options, resident, vocabulary)
@@ -88,7 +90,8 @@ class Generator:
         limits = fit_context(options, prompt_tokens=len(prompt.tokens), context_tokens=resident.context_tokens)
         form = await self._forms.of(work.content, options.structure, prompt.prompt, resident, vocabulary)
         timeline = Timeline(self._clock)
-        watcher = _Watcher(port, timeline, form.shaper)
+        echo = await self._echo(work.content, resident, prompt, options.choices)
+        watcher = _Watcher(port, timeline, form.shaper, echo)
         asker = Asker(work.tier, work.client, work.request_id, options.may_wait)
 
         def queued(position: int, eta_ms: int | None) -> None:
@@ -103,8 +106,8 @@ class Generator:
             async with self.residents.use(resident, asker, on_queued=queued, on_loading=loading):
                 timeline.granted()
                 limits = fit_context(options, prompt_tokens=len(prompt.tokens), context_tokens=resident.context_tokens)
-                if isinstance(work.content, Completion) and work.content.echo:
-                    await self._echo(work.content, resident, prompt, options.choices, port)
+                if options.logprobs < 0:
+                    watcher.echo(())
                 await self._generate(
                     work,
                     resident,
@@ -173,12 +176,14 @@ class Generator:
             message = f"'{path}' has {size} characters; the most is {self._waits.prompt_bytes}"
             raise DomainError(Reason.TOO_LARGE, message, field=path)
 
-    async def _echo(self, content: Completion, resident: Resident, prompt: Text, choices: int, port: Port) -> None:
-        text = content.text
-        if text is None:
-            text = b"".join(await resident.text.pieces(prompt.tokens)).decode("utf-8", "replace")
-        for choice in range(choices):
-            port.delta(Delta(request=0, choice=choice, text=text, tokens=0))
+    async def _echo(self, content: Chat | Completion, resident: Resident, prompt: Text, choices: int) -> "_Echo | None":
+        """Return what is said before the answers, if the caller wants to hear the prompt."""
+        if not isinstance(content, Completion) or not content.echo:
+            return None
+        if content.text is not None:
+            return _Echo(content.text, choices)
+        pieces = await resident.text.pieces(prompt.tokens)
+        return _Echo(b"".join(pieces).decode("utf-8", "replace"), choices)
 
     async def _generate(
         self,
@@ -210,6 +215,7 @@ class Generator:
                 shown=form.shown,
                 sized=form.shaper is not None,
                 speculate=options.speculate,
+                tells_prompt=options.logprobs >= 0 and watcher.echoes,
             )
 
         ticket = resident.engine.submit(submit, watcher)
@@ -220,17 +226,42 @@ class Generator:
             resident.engine.cancel(ticket)
 
 
-class _Watcher:
-    """The engine's sink: passes on, and notes when and how much."""
+@dataclass(frozen=True, slots=True)
+class _Echo:
+    """The prompt as it is told before each of so many answers."""
 
-    def __init__(self, port: Port, timeline: Timeline, shaper: Shaper | None) -> None:
+    text: str
+    choices: int
+
+
+class _Watcher:
+    """The engine's sink: passes on, and notes when and how much. `echo`: the prompt, if it is to be told."""
+
+    def __init__(self, port: Port, timeline: Timeline, shaper: Shaper | None, echo: _Echo | None) -> None:
         self._port = port
         self._timeline = timeline
         self._shaper = shaper
+        self._echo = echo
         self.finishes: list[Finish] = []
+
+    @property
+    def echoes(self) -> bool:
+        return self._echo is not None
+
+    def echo(self, logprobs: tuple[Logprob, ...]) -> None:
+        """Say the prompt first, if it is to be said."""
+        if self._echo is not None:
+            for choice in range(self._echo.choices):
+                self._port.delta(Delta(request=0, choice=choice, text=self._echo.text, tokens=0, logprobs=logprobs))
 
     def progress(self, progress: Progress) -> None:
         self._port.progress(progress)
+
+    def reading(self, reading: Reading) -> None:
+        first, *others = reading.logprobs
+        if self._echo is not None and not self._echo.text.encode().startswith(first.piece):
+            first = msgspec.structs.replace(first, piece=b"")  # a start token, which is no part of the text
+        self.echo((first, *others))
 
     def delta(self, delta: Delta) -> None:
         self._timeline.gained()

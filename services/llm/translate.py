@@ -120,6 +120,9 @@ def completion(message: pb.CompleteRequest) -> Completion:
     kind = message.prompt.WhichOneof("kind")
     if kind is None:
         raise DomainError(Reason.INVALID_REQUEST, "'prompt' must be given as text or tokens", field="prompt")
+    if message.HasField("suffix") and message.echo and message.options.logprobs:
+        sentence = "'suffix' cannot be combined with 'echo' and log-probabilities: the model reads the texts in another order"
+        raise DomainError(Reason.UNSUPPORTED, sentence, field="suffix")
     if kind == "text":
         suffix = message.suffix if message.HasField("suffix") else None
         return Completion(text=message.prompt.text, echo=message.echo, suffix=suffix)
@@ -213,6 +216,7 @@ def _logprob(value: Logprob) -> pb.TokenLogprob:
         token=value.piece.decode("utf-8", "replace"),
         raw=value.piece,
         logprob=value.logprob,
+        first=value.logprob is None,
         id=value.token,
         top=[_logprob(each) for each in value.best],
     )

@@ -68,6 +68,16 @@ def test_a_stop_string_ends_the_text_and_is_not_part_of_it(client, model):
     assert answer.choices[0].finish_reason == "stop"
 
 
+def test_an_echoed_prompt_comes_with_its_log_probabilities(client, model):
+    answer = client.completions.create(
+        model=model, prompt="One, two, three,", temperature=0, max_tokens=0, echo=True, logprobs=1
+    )
+    told = answer.choices[0].logprobs
+    assert answer.choices[0].text == "".join(told.tokens) == "One, two, three,"
+    assert told.token_logprobs[0] is None
+    assert all(each < 0 for each in told.token_logprobs[1:])
+
+
 async def test_sixteen_streams_at_once_all_end_with_a_finish_reason(mesh, model):
     async with openai.AsyncOpenAI(
         base_url=f"{mesh.public_url}/v1", api_key="none", max_retries=0, timeout=90

@@ -315,6 +315,43 @@ def test_logprobs_come_for_every_token_and_greedy_takes_the_best(quick: Driver) 
         assert [one.logprob for one in each.best] == sorted((one.logprob for one in each.best), reverse=True)
 
 
+def test_a_prompt_s_tokens_are_as_likely_as_they_were_when_the_model_chose_them(driver: Driver) -> None:
+    chosen = driver.submit(
+        FRANCE + "word " * 90, max_tokens=40, ignore_eos=True, logprobs=2
+    )  # longer than one step tells of
+    driver.until(lambda: (chosen, 0) in driver.finished)
+    answer = [each for delta in driver.deltas if delta.request == chosen for each in delta.logprobs]
+    prompt = [*driver.tokens(FRANCE + "word " * 90), *(each.token for each in answer)]
+    echoed = driver.submit(prompt, max_tokens=2, choices=2, logprobs=2, tells_prompt=True, reuse=True, ignore_eos=True)
+    driver.until(lambda: {(echoed, 0), (echoed, 1)} <= driver.finished.keys())
+    told = driver.readings[echoed]
+    assert [each.token for each in told] == prompt
+    assert told[0].logprob is None
+    assert not told[0].best
+    for one, other in zip(told[-len(answer) :], answer, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=0.3)  # another batch shape
+        assert one.piece == other.piece
+    assert sum(each.best[0].token == each.token for each in told[-len(answer) :]) >= 36
+    assert driver.texts[echoed, 0] == driver.texts[echoed, 1]
+    again = driver.submit(prompt, max_tokens=0, logprobs=0, tells_prompt=True, reuse=True)
+    driver.until(lambda: (again, 0) in driver.finished)
+    assert [each.logprob for each in driver.readings[again][1:]] == pytest.approx(
+        [each.logprob for each in told[1:]], abs=0.3
+    )
+    assert (driver.finished[again, 0].completion_tokens, driver.finished[again, 0].reason) == (0, "length")
+
+
+def test_prompts_that_tell_of_themselves_share_steps_with_answers_and_are_cancelled_like_others(driver: Driver) -> None:
+    running = driver.submit(FRANCE, max_tokens=40, ignore_eos=True)
+    driver.until(lambda: driver.texts.get((running, 0)))
+    telling = [driver.submit(f"{number} " * 100, max_tokens=1, logprobs=0, tells_prompt=True) for number in range(3)]
+    driver.turn()
+    driver.engine.tell(Cancel(telling[1]))
+    driver.until(lambda: all((each, 0) in driver.finished for each in (running, telling[0], telling[2])))
+    assert telling[1] not in driver.readings
+    assert all(len(driver.readings[each]) > 100 for each in (telling[0], telling[2]))
+
+
 def test_an_unlikely_answer_stops_at_its_min_probability(driver: Driver) -> None:
     request = driver.submit(chat("Tell me a story."), max_tokens=200, min_probability=0.01)
     driver.until(lambda: (request, 0) in driver.finished)

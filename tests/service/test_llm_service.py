@@ -153,6 +153,29 @@ async def test_echo_returns_the_prompt_first(stub):
     assert len(text_of(events)) > len("One, two,")
 
 
+async def test_echo_tells_how_likely_the_prompt_was(stub):
+    options = pb.Options(
+        sampling=pb.Sampling(temperature=0), limits=pb.Limits(max_tokens=2), logprobs=True, top_logprobs=1, n=2
+    )
+    events = await collect(stub, pb.CompleteRequest(prompt=pb.Prompt(text="One, two,"), options=options, echo=True))
+    for choice in range(2):
+        found = [
+            t for e in events if e.HasField("output") for c in e.output.choices if c.index == choice for t in c.logprobs
+        ]
+        assert b"".join(each.raw for each in found).decode() == text_of(events, choice)
+        assert [each.first for each in found] == [True, *[False] * (len(found) - 1)]
+        assert not found[0].top
+        assert all(each.logprob < 0 and len(each.top) == 1 for each in found[1:])
+
+
+async def test_a_prompt_may_only_be_read(stub):
+    options = pb.Options(limits=pb.Limits(max_tokens=0), logprobs=True)
+    events = await collect(stub, pb.CompleteRequest(prompt=pb.Prompt(text="One, two,"), options=options, echo=True))
+    assert text_of(events) == "One, two,"
+    assert last_choice(events).finish_reason == pb.FINISH_REASON_LENGTH
+    assert events[-1].done.usage.completion_tokens == 0
+
+
 async def test_the_oldest_turns_of_a_chat_that_is_too_long_are_left_out_if_the_caller_wants_that(stub):
     def talk(*turns: tuple[str, str], **fields) -> pb.ChatRequest:
         messages = [pb.Message(role=role, content=[pb.ContentPart(text=text)]) for role, text in turns]

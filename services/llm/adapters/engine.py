@@ -23,6 +23,7 @@ from services.llm.core.wire import (
     FromEngine,
     Probe,
     Progress,
+    Reading,
     Ready,
     Step,
     Submit,
@@ -39,6 +40,9 @@ class Sink(Protocol):
 
     def progress(self, progress: Progress) -> None:
         """Take how much of the prompt is processed."""
+
+    def reading(self, reading: Reading) -> None:
+        """Take how likely the prompt's tokens were, if that was asked for; before any delta."""
 
 
 @dataclass(slots=True)
@@ -146,10 +150,7 @@ class Engine:
         self._now = step.counters
         self._stepped.set()
         self._stepped = asyncio.Event()
-        for progress in step.progress:
-            ticket = self._tickets.get(progress.request)
-            if ticket is not None:
-                ticket.sink.progress(progress)
+        self._of_prompts(step)
         for delta in step.deltas:
             ticket = self._tickets.get(delta.request)
             if ticket is None:
@@ -164,6 +165,16 @@ class Engine:
             ticket = self._tickets.pop(failure.request, None)
             if ticket is not None:
                 _end(ticket, DomainError(Reason(failure.reason), failure.message, field=failure.field))
+
+    def _of_prompts(self, step: Step) -> None:
+        for progress in step.progress:
+            ticket = self._tickets.get(progress.request)
+            if ticket is not None:
+                ticket.sink.progress(progress)
+        for reading in step.readings:
+            ticket = self._tickets.get(reading.request)
+            if ticket is not None:
+                ticket.sink.reading(reading)
 
     def _bury(self, why: str) -> None:
         """Account for a host that is gone: its requests fail, its counters stay."""

@@ -121,8 +121,12 @@ _MIROSTAT_RANGES: Final[Mapping[str, _Range]] = MappingProxyType(
 )
 
 
-def check_options(asked: AskedOptions, *, vocabulary: int, defaults: Sampling, speculates: bool = False) -> Options:
+def check_options(
+    asked: AskedOptions, *, vocabulary: int, defaults: Sampling, speculates: bool = False, least_tokens: int = 1
+) -> Options:
     """Return options with every default filled in. `speculates`: whether the model's settings allow drafts.
+
+    `least_tokens`: 0 where a prompt may be read only.
 
     Raises DomainError `invalid_request` for a value out of range and `unsupported` for what nothing here obeys yet; both
     name the field by its path in the contract.
@@ -133,7 +137,7 @@ def check_options(asked: AskedOptions, *, vocabulary: int, defaults: Sampling, s
     choices = 1 if asked.choices is None else asked.choices
     _check("options.n", choices, _Range(1, MOST_CHOICES))
     if asked.max_tokens is not None:
-        _check("options.limits.max_tokens", asked.max_tokens, _Range(1, 2**32 - 1))
+        _check("options.limits.max_tokens", asked.max_tokens, _Range(least_tokens, 2**32 - 1))
     _check("options.top_logprobs", asked.top_logprobs, _Range(0, MOST_TOP_LOGPROBS))
     if asked.top_logprobs and not asked.logprobs:
         raise _refusal("options.top_logprobs", f"is {asked.top_logprobs}, but 'options.logprobs' is false")

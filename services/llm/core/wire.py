@@ -156,7 +156,7 @@ class EngineConfig(msgspec.Struct, frozen=True, array_like=True, tag="config"):
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Begin a request. `rank`: larger is more important when cells run out. `logprobs`: alternatives, -1 for none at all.
 
-    `adapters`: names with their strengths.
+    `adapters`: names with their strengths. `tells_prompt`: the prompt's own tokens get log-probabilities too, in a Reading.
     `shown`: control tokens whose names are a part of the text. `sized`: say how much text came with each token.
     """
 
@@ -173,6 +173,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     shown: tuple[int, ...] = ()
     sized: bool = False
     speculate: bool = False
+    tells_prompt: bool = False
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True, tag="announce"):
@@ -212,11 +213,14 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
-    """A token with its probability's natural logarithm; `best`: the alternatives, best first."""
+    """A token with its probability's natural logarithm; `best`: the alternatives, best first.
+
+    `logprob` is None for the first token of a text, which nothing precedes.
+    """
 
     token: int
     piece: bytes
-    logprob: float
+    logprob: float | None
     best: tuple["Logprob", ...] = ()
 
 
@@ -250,6 +254,13 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     request: int
     processed: int
     total: int
+
+
+class Reading(msgspec.Struct, frozen=True, array_like=True):
+    """How likely a prompt's tokens were, all of them; comes before anything that its choices gain."""
+
+    request: int
+    logprobs: tuple[Logprob, ...]
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):
@@ -298,6 +309,7 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
     deltas: list[Delta]
     progress: list[Progress]
     failures: list[Failure]
+    readings: list[Reading] = []
 
 
 PROGRAM: Final = "services.llm.host"

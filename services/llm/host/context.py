@@ -77,16 +77,15 @@ class Batch:
         self.output[at] = 1
         self.struct.n_tokens = at + 1
 
-    def add_chunk(self, tokens: Tokens, position: int, sequence: int, *, output: bool) -> None:
-        """Add consecutive tokens; `output`: the last one's output is wanted."""
+    def add_chunk(self, tokens: Tokens, position: int, sequence: int, *, outputs: int) -> None:
+        """Add consecutive tokens; the outputs of so many of the last ones are wanted."""
         at = self.struct.n_tokens
         end = at + len(tokens)
         self.token[at:end] = tokens
         self.position[at:end] = np.arange(position, position + len(tokens), dtype=np.int32)
         self.sequence[at:end] = sequence
         self.output[at:end] = 0
-        if output:
-            self.output[end - 1] = 1
+        self.output[end - outputs : end] = 1
         self.struct.n_tokens = end
 
 

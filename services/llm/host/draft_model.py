@@ -121,7 +121,7 @@ class DraftModel:
                 continue
             budget -= count
             whole = count == len(new)
-            self._batch.add_chunk(new[:count], reader.read, reader.number, output=whole)
+            self._batch.add_chunk(new[:count], reader.read, reader.number, outputs=int(whole))
             reader.read += count
             self._used += count
             if whole:

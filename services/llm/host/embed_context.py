@@ -60,7 +60,7 @@ class EmbedContext:
         batch = self._batch
         batch.begin()
         for sequence, tokens in enumerate(inputs):
-            batch.add_chunk(tokens, 0, sequence, output=True)
+            batch.add_chunk(tokens, 0, sequence, outputs=1)
         batch.output[: batch.size] = 1  # pooling looks at every token
         result = int(api.llama_decode(self._pointer, batch.struct))
         if result == ABORTED:

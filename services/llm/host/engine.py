@@ -16,7 +16,7 @@ from services.llm.core.adapters import AdapterSet, Turns
 from services.llm.core.choose import Floats, Likelihood, Scratch, likelihood
 from services.llm.core.flush import FlushPolicy
 from services.llm.core.patience import Patience
-from services.llm.core.wire import Announce, Cancel, Counters, EngineConfig, Probe, Progress, Step, Submit
+from services.llm.core.wire import Announce, Cancel, Counters, EngineConfig, Probe, Progress, Reading, Step, Submit
 from services.llm.host.adapters import Adapters
 from services.llm.host.context import ABORTED, NO_ROOM, Batch, Context
 from services.llm.host.draft_model import DraftModel
@@ -79,6 +79,7 @@ class Engine:
         self._announced = 0
         self._patience = Patience()
         self._progress: dict[int, Progress] = {}
+        self._readings: dict[int, Reading] = {}
         self._finished: list[Sequence] = []
         self._last_flush_s = 0.0
         self._urgent = False
@@ -168,6 +169,7 @@ class Engine:
         if self._roster.drop(request):
             self._counters.cancelled += 1
         self._progress.pop(request, None)
+        self._readings.pop(request, None)
 
     def _chooser(self, sequence: Sequence) -> Chooser:
         return chooser(
@@ -201,7 +203,7 @@ class Engine:
             for sequence, _, _ in shares:
                 self._context.cut(sequence.cells, sequence.computed)
             return
-        logits = self._context.logits(sum(1 + len(row.draft) for row in rows)) if rows else None
+        logits = self._context.logits(sum(row.outputs for row in rows)) if rows else None
         ended_s = time.perf_counter()
         self._account(shares, ended_s - began_s, ended_s)
         if logits is not None:
@@ -248,14 +250,34 @@ class Engine:
         first = 0
         least_kept = min(len(row.draft) for row in rows)
         for row in rows:
-            kept = self._follow(row, logits[first : first + 1 + len(row.draft)])
-            least_kept = min(least_kept, kept)
-            first += 1 + len(row.draft)
+            answers = logits[first + row.told : first + row.outputs]
+            if row.sequence.told is not None:
+                self._tell(row, logits[first : first + row.told])
+            first += row.outputs
+            if not row.answers:
+                continue
+            least_kept = min(least_kept, self._follow(row, answers))
             if row.sequence.finish is not None:
                 self._finished.append(row.sequence)
                 self._roster.leave(row.sequence)
         if least_kept:
             self._saved(least_kept, rows)
+
+    def _tell(self, row: Row, logits: Floats) -> None:
+        """Note how likely the prompt's tokens are that come after those outputs, and send it when it is known of all."""
+        sequence = row.sequence
+        assert sequence.told is not None  # noqa: S101 - only such have outputs for it
+        if not sequence.told:
+            sequence.tell(self._spelling, None)
+        best = max(sequence.submit.logprobs, 0)
+        for output in logits:
+            token = int(sequence.prompt[len(sequence.told)])
+            sequence.tell(self._spelling, likelihood(output, self._scratch, token=token, best=best))
+        if row.answers:
+            request = sequence.submit.request
+            self._readings[request] = Reading(request, tuple(sequence.told))
+            sequence.told = None
+            self._urgent = True
 
     def _saved(self, calls: int, rows: list[Row]) -> None:
         """Count calls that were not needed. They are the draft model's when an answer with fewest tokens kept was its."""
@@ -267,6 +289,10 @@ class Engine:
     def _follow(self, row: Row, logits: Floats) -> int:
         """Choose the next token, and those after it as long as the draft agrees. Returns how much of the draft was kept."""
         sequence, draft, drafter = row.sequence, row.draft, row.sequence.drafter
+        if sequence.limits.max_tokens == 0:
+            sequence.end_unanswered()
+            self._urgent = True
+            return 0
         if drafter is None:
             self._choose(sequence, logits[0], row.entry)
             return 0
@@ -325,8 +351,10 @@ class Engine:
         counters.threads = self._context.threads
         if self._roster.draft_model is not None:
             counters.draft_calls = self._roster.draft_model.calls
-        self._send(Step(counters, deltas, list(self._progress.values()), self._roster.failures))
+        readings = list(self._readings.values())
+        self._send(Step(counters, deltas, list(self._progress.values()), self._roster.failures, readings))
         self._progress.clear()
+        self._readings.clear()
         self._roster.failures = []
         self._finished.clear()
         self._urgent = False

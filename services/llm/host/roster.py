@@ -185,13 +185,15 @@ class Roster:
         """Give a sequence its number, its warm beginning and its chooser; False when there is no room now."""
         number = self._take_number()
         least = 1 if sequence.leader is not None else LEAST_SHARED
-        match = longest_match(sequence.prompt, self._sources(sequence), least=least)
+        # Who tells of its prompt needs the outputs of all of it.
+        reads_all = sequence.told is not None
+        match = None if reads_all else longest_match(sequence.prompt, self._sources(sequence), least=least)
         if match is not None:
             self._context.share(match.sequence, number, match.length)
             self.cells.share(match.sequence, number, match.length)
             self.warm.touch(match.sequence)
             sequence.computed = match.length
-        if sequence.submit.reuse:
+        if sequence.submit.reuse and not reads_all:
             sequence.computed = self._fetch(sequence.prompt, sequence.submit.adapters, number, held=sequence.computed)
         if not self.make_room(len(sequence.prompt) - sequence.computed + 1) and self.active:
             self._forget(number)

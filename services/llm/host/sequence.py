@@ -54,12 +54,15 @@ class Spelling:
 
 
 class Sequence:
-    """State of a choice. `cells`: its sequence number in the cache; `computed`: tokens whose cells are there."""
+    """State of a choice. `cells`: its sequence number in the cache; `computed`: tokens whose cells are there.
+
+    `told`: what is known of the likelihood of its prompt's tokens, if that is asked for.
+    """
 
     __slots__ = (
         "_log_likelihood", "_said", "_sentences", "_shown", "_sizes", "_stops", "_text", "_unsent", "_unsent_logprobs", "_unsent_tokens", "arrival", "cached",
         "cells", "choice", "chooser", "claim", "computed", "drafter", "finish", "generated", "leader", "limits", "logprobs", "pending",
-        "prompt", "saved", "submit", "wants_likelihood",
+        "prompt", "saved", "submit", "told", "wants_likelihood",
     )  # fmt: skip
 
     def __init__(self, submit: Submit, prompt: Tokens, *, choice: int, arrival: int, leader: "Sequence | None") -> None:
@@ -78,6 +81,8 @@ class Sequence:
         self.chooser: Chooser | None = None
         self.drafter: Drafter | None = None
         self.finish: Finish | None = None
+        # The choices of a request have one prompt: the first tells of it.
+        self.told: list[Logprob] | None = [] if submit.tells_prompt and leader is None else None
         self.wants_likelihood = submit.logprobs >= 0 or submit.limits.min_probability > 0.0
         self._text = Utf8Stream()
         self._stops = StopMatcher(submit.limits.stop) if submit.limits.stop else None
@@ -111,6 +116,17 @@ class Sequence:
             return self.prompt[: self.computed]
         answer = np.asarray(self.generated[: self.computed - len(self.prompt)], np.int32)
         return np.concatenate([self.prompt, answer])
+
+    def tell(self, spelling: Spelling, likelihood: Likelihood | None) -> None:
+        """Note how likely the prompt's next token was; None for the first, which nothing precedes."""
+        assert self.told is not None  # noqa: S101 - only such have outputs for it
+        token = int(self.prompt[len(self.told)])
+        best: tuple[Logprob, ...] = ()
+        if likelihood is not None:
+            best = tuple(Logprob(each, spelling.piece(each), value) for each, value in likelihood.best)
+        # In a prompt, control tokens are text.
+        piece = spelling.piece(token) or spelling.mark(token)
+        self.told.append(Logprob(token, piece, None if likelihood is None else likelihood.chosen, best))
 
     def take(self, token: int, spelling: Spelling, *, ends: bool, likelihood: Likelihood | None) -> bool:
         """Add the token that was chosen. Returns whether there is news that should not wait: first text, or the end."""
@@ -159,6 +175,10 @@ class Sequence:
         return (self._stops is not None and self._stops.hit is not None) or (
             self._sentences is not None and self._sentences.hit
         )
+
+    def end_unanswered(self) -> None:
+        """End without a token, as `max_tokens` 0 wants."""
+        self._end("length")
 
     def _end(self, reason: str) -> bool:
         if not self._ended_by_text:

@@ -1,6 +1,6 @@
 """What goes into a step: whose tokens, and where in the batch they stand."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from services.llm.core import planner
 from services.llm.core.adapters import AdapterSet
@@ -9,6 +9,9 @@ from services.llm.host.context import Batch
 from services.llm.host.draft_model import DraftModel, Wish
 from services.llm.host.roster import Roster
 from services.llm.host.sequence import Sequence
+
+_TOLD_AT_ONCE: Final = 64
+"""Outputs of prompts in one step: each is a row as wide as the vocabulary, and llama.cpp keeps the room for the most there were."""
 
 
 class Share(NamedTuple):
@@ -20,11 +23,21 @@ class Share(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Outputs of a step for one sequence: that of the batch's entry `entry`, and those of its draft behind it."""
+    """Outputs of a step for one sequence: that of the batch's entry `entry`, and those of its draft behind it.
+
+    `told`: outputs before them that only tell how likely the prompt's next tokens are; `answers` is false when there are no others.
+    """
 
     sequence: Sequence
     entry: int
     draft: list[int]
+    told: int = 0
+    answers: bool = True
+
+    @property
+    def outputs(self) -> int:
+        """How many there are in all."""
+        return self.told + (1 + len(self.draft) if self.answers else 0)
 
 
 def plan(roster: Roster, pace: Pace, limits: StepLimits, *, adapters: AdapterSet) -> list[Share]:
@@ -40,7 +53,7 @@ def plan(roster: Roster, pace: Pace, limits: StepLimits, *, adapters: AdapterSet
         room = min(limits.batch_tokens, roster.cells.free) - len(decoding)
         return _with_drafts(decoding, roster.draft_model, room=room)
     shares = [Share(sequence, 1, []) for sequence in decoding]
-    remaining = [len(s.prompt) - s.computed for s in prefilling]
+    remaining = _to_read(prefilling)
     budget = planner.prefill_budget(pace, limits, decoding=len(decoding), prefilling=len(prefilling))
     wanted = min(budget, sum(remaining))
     roster.make_room(len(decoding) + wanted)
@@ -51,6 +64,14 @@ def plan(roster: Roster, pace: Pace, limits: StepLimits, *, adapters: AdapterSet
     counts = planner.share_prefill(remaining, budget)
     shares += [Share(sequence, count, []) for sequence, count in zip(prefilling, counts, strict=True) if count]
     return shares
+
+
+def _to_read(prefilling: list[Sequence]) -> list[int]:
+    """Return how much of each prompt may be read in now."""
+    telling = sum(sequence.told is not None for sequence in prefilling)
+    most = _TOLD_AT_ONCE // max(telling, 1)
+    remaining = [len(sequence.prompt) - sequence.computed for sequence in prefilling]
+    return [left if s.told is None else min(left, most) for s, left in zip(prefilling, remaining, strict=True)]
 
 
 def _with_drafts(decoding: list[Sequence], model: DraftModel | None, *, room: int) -> list[Share]:
@@ -99,7 +120,8 @@ def fill(batch: Batch, shares: list[Share]) -> list[Row]:
                 batch.add_one(token, at + ahead, sequence.cells)
             continue
         last = at + count == len(sequence.prompt)
-        batch.add_chunk(sequence.prompt[at : at + count], at, sequence.cells, output=last)
-        if last:
-            rows.append(Row(sequence, batch.size - 1, []))
+        told = 0 if sequence.told is None else count - last
+        batch.add_chunk(sequence.prompt[at : at + count], at, sequence.cells, outputs=told + last)
+        if told or last:
+            rows.append(Row(sequence, batch.size - 1, [], told, last))
     return rows

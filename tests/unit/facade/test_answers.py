@@ -141,6 +141,22 @@ def test_logprobs_of_an_echoed_completion_begin_after_the_prompt():
     assert whole.result()["choices"][0]["logprobs"]["text_offset"] == [6, 8]
 
 
+def test_an_echoed_prompt_s_first_token_has_no_probability_and_the_others_have_theirs():
+    whole = WholeCompletion(HEAD)
+    first, second = (
+        llm_pb2.TokenLogprob(token="pro", first=True),
+        llm_pb2.TokenLogprob(token="mpt", logprob=-2, top=[llm_pb2.TokenLogprob(token="x", logprob=-1)]),
+    )
+    whole.output(0, output(llm_pb2.ChoiceDelta(text="prompt", logprobs=[first, second])))
+    whole.output(0, output(llm_pb2.ChoiceDelta(text="!", logprobs=[llm_pb2.TokenLogprob(token="!", logprob=-3)])))
+    assert whole.result()["choices"][0]["logprobs"] == {
+        "tokens": ["pro", "mpt", "!"],
+        "token_logprobs": [None, -2, -3],
+        "top_logprobs": [None, {"x": -1}, {}],
+        "text_offset": [0, 3, 6],
+    }
+
+
 @pytest.mark.parametrize("collector", [ChatStream, CompletionStream, WholeChat, WholeCompletion])
 @pytest.mark.parametrize("said", [[], [STOP]], ids=["no choice ended", "one of two ended"])
 def test_a_done_before_every_choice_has_ended_is_a_failure_and_no_end(collector, said):

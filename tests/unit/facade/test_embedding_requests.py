@@ -139,6 +139,8 @@ def test_fields_of_features_have_their_own_names() -> None:
         ({"query": "q", "documents": [{"txt": "a"}]}, "documents[0].txt"),
         ({"query": "q", "documents": [{}]}, "documents[0].text"),
         ({"query": "q", "documents": ["a"], "top_n": 0}, "top_n"),
+        ({"query": "q", "documents": ["a"], "texts": ["a"]}, "texts"),
+        ({"query": "q", "texts": [{"text": "a"}]}, "texts[0]"),
         ({"query": "q", "documents": ["a"], "return_documents": 1}, "return_documents"),
     ],
 )
@@ -160,3 +162,13 @@ def test_results_bring_their_documents_only_when_asked() -> None:
     told = ranking(read_rerank({**body, "return_documents": True}), response, "rerank-1")
     assert [each["document"]["text"] for each in told["results"]] == ["b", "a"]
     assert told["usage"]["total_tokens"] == 7
+
+
+def test_texts_are_ranked_in_the_shape_of_text_embeddings_inference() -> None:
+    response = llm_pb2.RerankResponse(results=[llm_pb2.RankedDocument(index=1, score=0.5)], model="m")
+    body = {"query": "q", "texts": ["a", "b"], "top_n": 1}
+    assert list(read_rerank(body).request.documents) == ["a", "b"]
+    assert ranking(read_rerank(body), response, "rerank-1") == [{"index": 1, "score": 0.5}]
+    assert ranking(read_rerank({**body, "return_text": True}), response, "rerank-1") == [
+        {"index": 1, "score": 0.5, "text": "b"}
+    ]

@@ -101,6 +101,9 @@ CHAT_REFUSALS = {
     "stream options without a stream": ({"stream_options": {"include_usage": True}}, "stream_options"),
     "alternatives without logprobs": ({"top_logprobs": 3}, "top_logprobs"),
     "a format nobody knows": ({"response_format": {"type": "xml"}}, "response_format.type"),
+    "a schema for no format": ({"response_format": {"type": "text", "schema": {}}}, "response_format.schema"),
+    "two schemas": ({"response_format": {"type": "json_object"}, "json_schema": {}}, "json_schema"),
+    "a schema and a grammar": ({"json_schema": {}, "grammar": "root ::= [a-z]"}, "grammar"),
     "a schema that is missing": ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     "a choice without tools": ({"tool_choice": "required"}, "tool_choice"),
     "a choice of a tool that is not there": (
@@ -224,6 +227,25 @@ def test_a_chat_becomes_the_contracts_request():
     assert options.structure.HasField("json_object")
     assert dict(options.sampling.logit_bias) == {50: -100}
     assert request.enable_thinking is False
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"response_format": {"type": "json_object", "schema": {"const": 4}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": 4}}}},
+        {"json_schema": {"const": 4}},
+    ],
+)
+def test_a_schema_may_stand_where_llama_server_has_it(asked):
+    for call in (read_chat({**HELLO, **asked}), read_completion({"prompt": "x", **asked})):
+        assert call.requests[0].options.structure.json_schema.schema_json == '{"const":4}'
+        place = call.names.of("options.structure.json_schema.schema_json.const")
+        assert place == "response_format.json_schema.schema.const" or place in {
+            "response_format.schema.const",
+            "json_schema.const",
+        }
+        assert place.split(".")[0] in asked
 
 
 def test_an_answer_of_ours_may_be_sent_back_as_it_was_received():

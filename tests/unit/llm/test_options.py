@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omniserve.llm.v1 import llm_pb2 as pb
 from services.kit.errors import DomainError, Reason
+from services.llm import translate
 from services.llm.core.options import AskedOptions, AskedSampling, check_options, check_tokens, fit_context
 from services.llm.core.wire import Dry, Mirostat, Sampling, Xtc
 
@@ -124,3 +126,12 @@ def test_a_token_outside_the_vocabulary_is_named_by_its_place() -> None:
     with pytest.raises(DomainError) as caught:
         check_tokens("prompt.tokens.ids", [0, 100, -1], 100)
     assert caught.value.field == "prompt.tokens.ids[1]"
+
+
+def test_a_text_with_a_gap_is_not_echoed_with_log_probabilities() -> None:
+    request = pb.CompleteRequest(prompt=pb.Prompt(text="a"), suffix="b", echo=True, options=pb.Options(logprobs=True))
+    with pytest.raises(DomainError, match="echo") as refused:
+        translate.completion(request)
+    assert refused.value.field == "suffix"
+    request.options.logprobs = False
+    assert translate.completion(request).echo
