@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 
 if TYPE_CHECKING:
@@ -74,13 +73,17 @@ def test_no_request_that_our_description_suggests_is_a_failure_of_ours(small_mes
     _run(
         schemathesis,
         "run",
-        f"{small_mesh.public_url}/openapi.json",
+        f"{small_mesh.operator_url}/openapi.json",
         "--checks=not_a_server_error",
-        "--phases=examples,coverage,fuzzing",
-        "--max-examples=4",
+        "--phases=coverage,fuzzing",
+        "--max-examples=3",
         "--seed=1",
         "--request-timeout=240",
         "--continue-on-failure",
         "--suppress-health-check=all",
+        "--no-color",
+        "--exclude-path=/admin/hold",  # it would hold up all the others
+        PYTHONPATH=str(HERE),
+        SCHEMATHESIS_HOOKS="schemathesis_hooks",
     )
-    assert httpx.get(f"{small_mesh.public_url}/readyz").status_code == 200
+    small_mesh.wait_ready()

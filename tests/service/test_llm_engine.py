@@ -335,9 +335,8 @@ def test_a_prompt_s_tokens_are_as_likely_as_they_were_when_the_model_chose_them(
     assert driver.texts[echoed, 0] == driver.texts[echoed, 1]
     again = driver.submit(prompt, max_tokens=0, logprobs=0, tells_prompt=True, reuse=True)
     driver.until(lambda: (again, 0) in driver.finished)
-    assert [each.logprob for each in driver.readings[again][1:]] == pytest.approx(
-        [each.logprob for each in told[1:]], abs=0.3
-    )
+    likely = [each.logprob for each in driver.readings[again][1:]]
+    assert likely == pytest.approx([each.logprob for each in told[1:]], abs=0.3, rel=0.05)
     assert (driver.finished[again, 0].completion_tokens, driver.finished[again, 0].reason) == (0, "length")
 
 
