@@ -121,7 +121,9 @@ def completion(message: pb.CompleteRequest) -> Completion:
     if kind is None:
         raise DomainError(Reason.INVALID_REQUEST, "'prompt' must be given as text or tokens", field="prompt")
     if message.HasField("suffix") and message.echo and message.options.logprobs:
-        sentence = "'suffix' cannot be combined with 'echo' and log-probabilities: the model reads the texts in another order"
+        sentence = (
+            "'suffix' cannot be combined with 'echo' and log-probabilities: the model reads the texts in another order"
+        )
         raise DomainError(Reason.UNSUPPORTED, sentence, field="suffix")
     if kind == "text":
         suffix = message.suffix if message.HasField("suffix") else None
@@ -215,7 +217,7 @@ def _logprob(value: Logprob) -> pb.TokenLogprob:
     return pb.TokenLogprob(
         token=value.piece.decode("utf-8", "replace"),
         raw=value.piece,
-        logprob=value.logprob,
+        logprob=0.0 if value.logprob is None else value.logprob,
         first=value.logprob is None,
         id=value.token,
         top=[_logprob(each) for each in value.best],

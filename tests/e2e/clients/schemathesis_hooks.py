@@ -1,6 +1,6 @@
 """What Schemathesis sends, made to reach further than the first check: SCHEMATHESIS_HOOKS names this module.
 
-No model is asked for by a made-up name, and answers are short.
+No model or adapter is asked for by a made-up name, fields that exclude each other do not meet, and answers are short.
 """
 
 import schemathesis
@@ -16,22 +16,46 @@ LIMITS = {
     "/api/v1/autocomplete": "max_length",
     "/api/v1/summarization": "max_length",
 }
-MOST_TOKENS = 6
+MOST_TOKENS, MOST_CHOICES = 3, 2
+EITHER = (
+    ("response_format", "json_schema", "grammar"),
+    ("documents", "texts"),
+    ("inputs", "text"),
+    ("device", "items"),
+)
+NEEDS = {"stream_options": "stream", "partial_images": "stream", "tool_choice": "tools", "top_logprobs": "logprobs"}
+UNKNOWN_HERE = ("model", "adapters", "lora", "loras", "speculate")
 
 
 @schemathesis.hook
 def before_call(context, case, kwargs):
     """Change a request before it is sent."""
-    body = case.body
-    if not isinstance(body, dict):
-        return
-    if isinstance(body.get("model"), str):
-        del body["model"]
-    limit = LIMITS.get(case.operation.path)
-    if limit is None:
-        return
-    for name in {"max_tokens", limit} & body.keys():
-        if isinstance(body[name], int) and body[name] > MOST_TOKENS:
-            body[name] = MOST_TOKENS
+    if isinstance(case.body, dict):
+        settle(case.body)
+        limit = LIMITS.get(case.operation.path)
+        if limit is not None:
+            shorten(case.body, limit)
+
+
+def settle(body):
+    """Leave out what would be refused for the sake of something else."""
+    for name in UNKNOWN_HERE:
+        body.pop(name, None)
+    for names in EITHER:
+        found = [name for name in names if name in body]
+        kept = len(repr(body)) % max(len(found), 1)
+        for name in found[:kept] + found[kept + 1 :]:
+            del body[name]
+    for name, needed in NEEDS.items():
+        if not body.get(needed):
+            body.pop(name, None)
+
+
+def shorten(body, limit):
+    """Ask for few and short answers; `limit`: what the route calls the most tokens."""
+    bounds = {"max_tokens": MOST_TOKENS, limit: MOST_TOKENS, "n": MOST_CHOICES, "number_of_results": MOST_CHOICES}
+    for name, most in bounds.items():
+        if isinstance(body.get(name), int):
+            body[name] = min(body[name], most)
     if "max_tokens" not in body:
         body.setdefault(limit, MOST_TOKENS)
