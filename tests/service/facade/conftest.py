@@ -13,6 +13,7 @@ import httpx
 import jsonschema
 import orjson
 import pytest
+import pytest_asyncio
 import yaml
 
 from facade.server import Running, running_facade
@@ -427,6 +428,15 @@ def open_mesh(tmp_path: Path, free_ports: Callable[[int], list[int]]):
 async def mesh(tmp_path: Path, free_ports: Callable[[int], list[int]]) -> AsyncIterator[Mesh]:
     """A facade over a scripted llm and admission."""
     async with _mesh(tmp_path, free_ports(1)[0]) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_mesh(
+    tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]
+) -> AsyncIterator[Mesh]:
+    """One for all tests of a file whose requests get no further than the facade: they run in the module's event loop."""
+    async with _mesh(tmp_path_factory.mktemp("facade"), free_ports(1)[0]) as opened:
         yield opened
 
 

@@ -25,12 +25,13 @@ ROUTES = [
 ]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-async def test_who_comes_by_the_public_door_finds_nothing_whatever_it_claims(mesh, method, path):
+async def test_who_comes_by_the_public_door_finds_nothing_whatever_it_claims(shared_mesh, method, path):
     claims = {"x-omniserve-listener": "operator", "x-omniserve-tier": "paid", "x-omniserve-client": "operator"}
-    answer = await mesh.http.request(method, path, json={"tenant": "t", "size_mib": 1}, headers=claims)
+    answer = await shared_mesh.http.request(method, path, json={"tenant": "t", "size_mib": 1}, headers=claims)
     assert (answer.status_code, answer.json()["error"]["reason"]) == (404, "not_found")
-    assert mesh.vram.asked == []
+    assert shared_mesh.vram.asked == []
 
 
 async def test_a_grant_tells_what_may_be_relied_on(mesh, operator):
@@ -130,6 +131,7 @@ async def test_renewals_and_releases_go_through(mesh, operator):
     assert released == pb.ReleaseRequest(lease_id="abc", reason=pb.LEASE_END_LOAD_FAILED)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
@@ -159,11 +161,12 @@ async def test_renewals_and_releases_go_through(mesh, operator):
         ("release", {"lease_id": "a", "reason": "because"}, "reason"),
     ],
 )
-async def test_every_malformed_field_is_named(mesh, operator, path, body, field):
-    answer = await operator.post(f"/v1/gpu/{path}", json=body)
+async def test_every_malformed_field_is_named(shared_mesh, path, body, field):
+    operator = shared_mesh.token("envoy-operator")
+    answer = await shared_mesh.http.post(f"/v1/gpu/{path}", json=body, headers=operator)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == field
-    assert mesh.vram.asked == []
+    assert shared_mesh.vram.asked == []
 
 
 async def test_what_the_broker_refuses_keeps_its_status_and_its_field(mesh, operator):

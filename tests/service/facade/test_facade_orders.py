@@ -1,5 +1,7 @@
 """The operator's orders about models: bodies, field names, and who may give them."""
 
+from functools import partial
+
 import pytest
 
 from omniserve.llm.v1 import llm_pb2
@@ -8,13 +10,13 @@ from services.kit.errors import DomainError, Reason
 ORDERS = ("load", "unload", "swap")
 
 
+async def give(mesh, name, body=None, *, caller="envoy-operator"):
+    return await mesh.http.post(f"/admin/llm/{name}", json=body, headers=mesh.token(caller))
+
+
 @pytest.fixture
 def order(mesh):
-    async def give(name, body=None, *, caller="envoy-operator", **arguments):
-        headers = mesh.token(caller)
-        return await mesh.http.post(f"/admin/llm/{name}", json=body, headers=headers, **arguments)
-
-    return give
+    return partial(give, mesh)
 
 
 async def test_a_swap_takes_the_seeds_body(mesh, order):
@@ -45,13 +47,15 @@ async def test_loads_and_unloads_mean_the_default_model_unless_they_name_one(mes
     ]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", ORDERS)
-async def test_the_public_door_has_no_such_route(mesh, order, name):
-    answer = await order(name, {"path": "m.gguf"} if name == "swap" else {}, caller="envoy-public")
+async def test_the_public_door_has_no_such_route(shared_mesh, name):
+    answer = await give(shared_mesh, name, {"path": "m.gguf"} if name == "swap" else {}, caller="envoy-public")
     assert (answer.status_code, answer.json()["error"]["reason"]) == (404, "not_found")
-    assert mesh.llm_admin.orders == []
+    assert shared_mesh.llm_admin.orders == []
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("name", "body", "field"),
     [
@@ -72,11 +76,11 @@ async def test_the_public_door_has_no_such_route(mesh, order, name):
         ("unload", [], "body"),
     ],
 )
-async def test_a_bad_field_is_named(mesh, order, name, body, field):
-    answer = await order(name, body)
+async def test_a_bad_field_is_named(shared_mesh, name, body, field):
+    answer = await give(shared_mesh, name, body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, field), error
-    assert mesh.llm_admin.orders == []
+    assert shared_mesh.llm_admin.orders == []
 
 
 @pytest.mark.parametrize(
