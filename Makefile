@@ -128,8 +128,8 @@ gate-shell:
 	$(BIN)/shellcheck $(SHELL_FILES)
 
 # How many processes run the tests beside each other: file by file, and those together which share a mesh; 0: this one, one test
-# after another. Much of a test is the start of services and waiting for them, which leaves half of a machine idle.
-TEST_PROCESSES ?= 2
+# after another. More than a machine for them has cores: much of a test is waiting for what it started, killed or holds.
+TEST_PROCESSES ?= 3
 
 # Tests start services hundreds of times, which is quicker when Python keeps what it compiled, whatever the caller prefers.
 test: export PYTHONDONTWRITEBYTECODE :=

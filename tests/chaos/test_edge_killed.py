@@ -10,8 +10,6 @@ from tests.fixtures.amounts import amount
 from tests.fixtures.load import Chats, Load
 from tests.fixtures.proxied import proxied_mesh
 
-pytestmark = pytest.mark.alone
-
 SLOTS = 4
 RESTARTS = int(os.environ.get("OMNISERVE_CHAOS_RESTARTS", "1"))
 ROUNDS = {
