@@ -42,6 +42,8 @@ for step in ("connect", "read", "write", "pool"):
 
 ROOT = Path(__file__).resolve().parents[1]
 START_LIMIT_S = 240.0
+# To be told of all its parts costs a mesh more than most requests, and what starts meanwhile needs the machine.
+LOOK_S = 0.2
 # How far above its own port admission listens for Envoy's calls, unless told otherwise.
 BESIDE = 11
 LOWEST_PORT, HIGHEST_PORT = own_ports(20_000, 31_000)
@@ -101,13 +103,13 @@ def _is_free(port: int) -> bool:
     return False
 
 
-def wait_until(condition: Callable[[], object], what: str, limit_s: float = 120.0) -> None:
-    """Return as soon as the condition holds; fail with `what` when it never does."""
+def wait_until(condition: Callable[[], object], what: str, limit_s: float = 120.0, every_s: float = 0.05) -> None:
+    """Return as soon as the condition holds; fail with `what` when it never does. `every_s`: between looks, which may cost."""
     ends = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > ends:
             pytest.fail(f"{what}: not within {limit_s:g} s")
-        time.sleep(0.05)
+        time.sleep(every_s)
 
 
 @dataclass(frozen=True)
@@ -198,11 +200,11 @@ class Mesh:
 
     def wait_ready(self) -> None:
         """Wait until the front door answers that everything is ready."""
-        wait_until(self.is_ready, "the mesh is ready")
+        wait_until(self.is_ready, "the mesh is ready", every_s=LOOK_S)
 
     def wait_replaced(self, service: str, old_pid: int) -> int:
         """Wait until another process of the service runs than `old_pid` and the mesh is ready; return its id."""
-        wait_until(lambda: self.pid(service) not in {0, old_pid}, f"{service} runs again")
+        wait_until(lambda: self.pid(service) not in {0, old_pid}, f"{service} runs again", every_s=LOOK_S)
         self.wait_ready()
         return self.pid(service)
 
@@ -299,5 +301,5 @@ def _free_ports() -> Callable[[int], list[int]]:
 
 @pytest.fixture(scope="session", name="wait_until")
 def _wait_until() -> Callable[..., None]:
-    """Return `wait_until(condition, what, limit_s)`."""
+    """Return `wait_until(condition, what, limit_s, every_s)`."""
     return wait_until

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from services.llm.host.llama import Model
 
 ROOT = Path(__file__).resolve().parents[2]
+LOOK_S = 0.1
+"""Between two looks whether services serve, which need the machine for their start."""
 
 
 @dataclass
@@ -139,11 +141,13 @@ def start_llm(
         with running("services.llm", environ, log) as llm:
             pair = LlmPair(folder, address, admission_address, llm, log)
             if not with_admission:
-                wait_until(lambda: serving(address), "llm serves")
+                wait_until(lambda: serving(address), "llm serves", every_s=LOOK_S)
                 yield pair
                 return
             with running("services.admission", environ, folder / "admission.log"):
-                wait_until(lambda: serving(address) and serving(admission_address), "llm and admission serve")
+                wait_until(
+                    lambda: serving(address) and serving(admission_address), "llm and admission serve", every_s=LOOK_S
+                )
                 yield pair
 
     return start
@@ -243,7 +247,9 @@ def start_diffusion(
             running("services.vram", environ, folder / "vram.log") if with_vram else nullcontext(),
         ):
             addresses = [address, admission_address, *([vram_address] if with_vram else [])]
-            wait_until(lambda: all(serving(each) for each in addresses), "diffusion, admission and vram serve")
+            wait_until(
+                lambda: all(serving(each) for each in addresses), "diffusion, admission and vram serve", every_s=LOOK_S
+            )
             yield DiffusionPair(folder, address, admission_address, vram_address, diffusion, image_models, log)
 
     return start
