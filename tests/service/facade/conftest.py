@@ -391,6 +391,7 @@ async def _mesh(state_dir: Path, llm_port: int, **overrides: object) -> AsyncIte
                 "drain_grace_s": 0.3,
                 "comment_every_s": 0.05,
                 "peer_wait_s": 20,
+                "status_budget_s": 20,
                 **overrides,
             }
         )

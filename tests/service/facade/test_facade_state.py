@@ -87,7 +87,7 @@ async def test_status_tells_at_the_top_where_the_default_model_runs(mesh):
 
 
 async def test_status_shows_the_last_word_of_a_silent_service_as_stale(open_mesh):
-    async with open_mesh(status_budget_s=0.3) as mesh:
+    async with open_mesh(status_budget_s=2) as mesh:
         assert (await mesh.http.get("/status")).json()["services"]["llm"]["stale"] is False
         mesh.llm.hang.clear()
         answer = (await mesh.http.get("/status")).json()
