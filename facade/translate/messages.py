@@ -13,14 +13,24 @@ _MAX_MESSAGES = 100_000
 _AUDIO_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg"}
 FUNCTION_NAME = Text(1, 64, r"[a-zA-Z0-9_-]+")
 
-_TEXT_PART = record([Field("type", Choice(("text",)), ""), Field("text", Text(), "What is said.", required=True)])
-_REFUSAL_PART = record([Field("type", Choice(("refusal",)), ""), Field("refusal", Text(), "", required=True)])
+_TEXT_PART = record(
+    [
+        Field("type", Choice(("text",)), "Always text.", required=True),
+        Field("text", Text(), "What is said.", required=True),
+    ]
+)
+_REFUSAL_PART = record(
+    [Field("type", Choice(("refusal",)), "Always refusal.", required=True), Field("refusal", Text(), "", required=True)]
+)
 _IMAGE_URL = record(
     [Field("url", Text(1), "A data: URL with the image in base64.", required=True)],
     {"detail": "Accepted and without effect here."},
 )
 _IMAGE_PART = record(
-    [Field("type", Choice(("image_url",)), ""), Field("image_url", _IMAGE_URL, "The image.", required=True)]
+    [
+        Field("type", Choice(("image_url",)), "Always image_url.", required=True),
+        Field("image_url", _IMAGE_URL, "The image.", required=True),
+    ]
 )
 _AUDIO = record(
     [
@@ -29,7 +39,10 @@ _AUDIO = record(
     ]
 )
 _AUDIO_PART = record(
-    [Field("type", Choice(("input_audio",)), ""), Field("input_audio", _AUDIO, "The sound.", required=True)]
+    [
+        Field("type", Choice(("input_audio",)), "Always input_audio.", required=True),
+        Field("input_audio", _AUDIO, "The sound.", required=True),
+    ]
 )
 _PARTS: dict[str, Record] = {
     "text": _TEXT_PART,
@@ -174,9 +187,16 @@ def _tool_call(call: dict[str, Any]) -> llm_pb2.ToolCall:
 
 
 def _message_schema() -> Schema:
-    fields = {field.name: field for kind in (_ASSISTANT, _ANSWERED) for field in kind.fields.values()}
-    schema = record([field for field in fields.values() if field.name not in {"function_call", "audio"}]).schema()
-    return schema | {"required": ["role"]}
+    """Return the three forms of a message, told apart by their roles."""
+    refused = {"function_call", "audio"}
+    forms = []
+    for kind, roles in ((_SPOKEN, ROLES[:3]), (_ASSISTANT, ("assistant",)), (_ANSWERED, ("tool",))):
+        fields = [field for name, field in kind.fields.items() if name not in {"role", *refused}]
+        schema = record([Field("role", Choice(roles), "Who speaks.", required=True), *fields], kind.tolerated).schema()
+        if kind is not _ASSISTANT:
+            schema["required"].append("content")
+        forms.append(schema)
+    return {"oneOf": forms}
 
 
 MESSAGES = Field(

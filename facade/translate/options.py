@@ -82,7 +82,7 @@ _XTC = record(
 _MIROSTAT = record(
     [
         Field("version", Integer(1, 2), "1 or 2.", required=True),
-        Field("tau", Number(0, 100), "Target surprise; absent means 5."),
+        Field("tau", Number(0, 100, above=True), "Target surprise; absent means 5."),
         Field("eta", Number(0, 1), "Learning rate; absent means 0.1."),
     ]
 )
@@ -137,7 +137,11 @@ SAMPLING_FIELDS = (
         "logit_bias",
         Custom(
             read_logit_bias,
-            {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
+            {
+                "type": "object",
+                "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+                "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            },
         ),
         "Added to the logit of a token, by token id.",
     ),

@@ -23,8 +23,8 @@ _STATUS: Final = {"status": "Without effect: what is sent is complete.", "phase"
 _ID: Final = Field("id", Text(1, 128, _ID_FORM), "Its id; absent means one of ours.")
 
 
-def _typed(kind: str, *fields: Field, tolerated: Mapping[str, str] = {}) -> Record:
-    return record([Field("type", Choice((kind,)), f"Always {kind}."), *fields], tolerated)
+def _typed(kind: str, *fields: Field, tolerated: Mapping[str, str] = {}, required: bool = True) -> Record:
+    return record([Field("type", Choice((kind,)), f"Always {kind}.", required=required), *fields], tolerated)
 
 
 _INPUT_TEXT = _typed("input_text", Field("text", Text(), "What is said.", required=True))
@@ -78,6 +78,7 @@ _MESSAGE = _typed(
     Field("role", Choice(_ROLES), "Who speaks.", required=True),
     Field("content", Custom(lambda value, _: value, _content_schema(_ALL_PARTS)), "What is said.", required=True),
     tolerated=_STATUS,
+    required=False,
 )
 _CALL = _typed(
     "function_call",
@@ -95,7 +96,10 @@ _OUTPUT = _typed(
     tolerated={**_STATUS, "name": "Without effect.", "namespace": "Without effect.", "caller": "Without effect."},
 )
 _THOUGHT = record(
-    [Field("type", Choice(("reasoning_text", "summary_text")), ""), Field("text", Text(), "", required=True)]
+    [
+        Field("type", Choice(("reasoning_text", "summary_text")), "Which of the two.", required=True),
+        Field("text", Text(), "", required=True),
+    ]
 )
 _REASONING = _typed(
     "reasoning",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent / "clients"
 CLIENTS = os.environ.get("CLIENTS")
-LIMIT_S = 1_500
+LIMIT_S = 2_400
 
 pytestmark = [
     pytest.mark.skipif(CLIENTS is None, reason="`make clients` runs them"),
@@ -76,7 +76,7 @@ def test_no_request_that_our_description_suggests_is_a_failure_of_ours(small_mes
         f"{small_mesh.operator_url}/openapi.json",
         "--checks=not_a_server_error",
         "--phases=coverage,fuzzing",
-        "--max-examples=3",
+        "--max-examples=6",
         "--seed=1",
         "--request-timeout=240",
         "--continue-on-failure",

@@ -24,7 +24,17 @@ EITHER = (
     ("device", "items"),
 )
 NEEDS = {"stream_options": "stream", "partial_images": "stream", "tool_choice": "tools", "top_logprobs": "logprobs"}
-UNKNOWN_HERE = ("model", "adapters", "lora", "loras", "speculate")
+UNKNOWN_HERE = (
+    "model",
+    "adapters",
+    "lora",
+    "loras",
+    "speculate",
+    "previous_response_id",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+SMALLEST = 1e-6
 
 
 @schemathesis.hook
@@ -49,6 +59,22 @@ def settle(body):
     for name, needed in NEEDS.items():
         if not body.get(needed):
             body.pop(name, None)
+    for name, value in list(body.items()):
+        if name in {"mirostat", "text"} and isinstance(value, dict):
+            del body[name]  # its members have the troubles that are mended here
+        else:
+            body[name] = mended(name, value)
+
+
+def mended(name, value):
+    """Return a value that is not refused where it says too little."""
+    if isinstance(value, float) and 0 < value < SMALLEST:  # nothing, to 32 bits
+        return 0.5
+    if name in {"prompt", "input"} and value == "":
+        return "a"
+    if name == "grammar" and isinstance(value, str):
+        return 'root ::= "a" | "b" root'
+    return value
 
 
 def shorten(body, limit):

@@ -248,6 +248,16 @@ def test_a_schema_may_stand_where_llama_server_has_it(asked):
         assert place.split(".")[0] in asked
 
 
+def test_the_description_tells_messages_apart_by_their_roles():
+    forms = CHAT.schema()["properties"]["messages"]["items"]["oneOf"]
+    required = {role: set(form["required"]) for form in forms for role in form["properties"]["role"]["enum"]}
+    assert required == {
+        **{role: {"role", "content"} for role in ("system", "developer", "user")},
+        "assistant": {"role"},
+        "tool": {"role", "content", "tool_call_id"},
+    }
+
+
 def test_an_answer_of_ours_may_be_sent_back_as_it_was_received():
     answer = {
         "role": "assistant",
