@@ -105,6 +105,8 @@ class _Drawing:
         principal = principal_of(request.scope)
         _check_paths(call, principal)
         principal = principal if tier is None else replace(principal, tier=tier)
+        if not call.stream:
+            call.leave_out_steps()
         created = int(self._facade.clock.wall())
         pictures = self._facade.images.pictures(call, principal)
         if call.stream:

@@ -173,7 +173,7 @@ def options_of(values: Values) -> pb.ImageOptions:
         encoding=encoding_of(values),
         partial_images=values.get("partial_images", 0),
         background=_BACKGROUNDS[background],  # type: ignore[arg-type]
-        **{name: values.get(name) for name in _AS_THEY_ARE},
+        **{name: values.get(name) for name in _AS_THEY_ARE},  # type: ignore[arg-type]  # none is a plain bool
     )
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from google.protobuf.message import Message
-
 from facade.translate.fields import Custom, Integer, Number, Schema, Text, check_length, refuse, wrong_type
 from facade.translate.image_options import (
     ENCODING_FIELDS,
@@ -25,6 +23,9 @@ from omniserve.diffusion.v1 import diffusion_pb2 as pb
 from omniserve.media.v1 import media_pb2
 
 _MOST_IMAGES: Final = 16
+
+
+PictureRequest = pb.GenerateImageRequest | pb.EditImageRequest | pb.VaryImageRequest | pb.UpscaleImageRequest
 
 
 class Method(Enum):
@@ -46,13 +47,18 @@ class PictureCall:
     """
 
     method: Method
-    request: Message
+    request: PictureRequest
     pictures: int = 1
     stream: bool = False
     event: str = "image_generation"
     images: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     as_urls: bool = False
+
+    def leave_out_steps(self) -> None:
+        """Have nothing told but the pictures."""
+        if not isinstance(self.request, pb.UpscaleImageRequest):
+            self.request.options.without_steps = True
 
     def rest_field(self, path: str) -> str:
         """Return the REST name of a field that the contract names by its path."""
@@ -246,7 +252,7 @@ def _as_urls(values: Values) -> bool:
 
 def _call(
     method: Method,
-    request: Message,
+    request: PictureRequest,
     values: Values,
     options: pb.ImageOptions,
     *,

@@ -18,15 +18,21 @@ class Said:
 
 
 class Outbox:
-    """Events in order. To a slow reader the newest of several equal signs of progress is said, never a growing queue."""
+    """Events in order. To a slow reader the newest of several equal signs of progress is said, never a growing queue.
 
-    def __init__(self) -> None:
+    `untold`: kinds that nobody wants to hear of.
+    """
+
+    def __init__(self, untold: frozenset[str] = frozenset()) -> None:
+        self._untold = untold
         self._events: list[Said] = []
         self._news = asyncio.Event()
         self._closed = False
 
     def put(self, kind: str, message: Message) -> None:
         """Add an event."""
+        if kind in self._untold:
+            return
         if kind in _REPLACED and self._events and self._events[-1].kind == kind:
             self._events.pop()
         self._events.append(Said(kind, message))

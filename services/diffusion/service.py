@@ -1,7 +1,7 @@
 """The gRPC servicer: messages in, values to those who decide, messages out."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, Final
 
 import grpc.aio
@@ -24,6 +24,7 @@ from services.kit.errors import DomainError, Reason
 SERVICES: Final = ("omniserve.diffusion.v1.DiffusionService", "omniserve.diffusion.v1.DiffusionAdminService")
 # Who may name files: the operator, and the facade, which lets only the operator's listener do so.
 _OPERATORS: Final = frozenset({EDGE_OPERATOR, CLI, "facade"})
+_STEPS: Final = frozenset({"step"})
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -43,7 +44,7 @@ class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     async def GenerateImage(self, request: pb.GenerateImageRequest, context: Context) -> None:  # type: ignore[override]
         """See the contract; writes to the context itself, since events come from several sides."""
         work = _work(request.prompt, request.options, Sources(), context)
-        await _stream(lambda outbox: self._generator.run(work, outbox), context, pb.GenerateImageResponse)
+        await self._make(work, request.options, context, pb.GenerateImageResponse)
 
     @override
     async def EditImage(self, request: pb.EditImageRequest, context: Context) -> None:  # type: ignore[override]
@@ -59,7 +60,7 @@ class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
             control_strength=request.control_strength if request.HasField("control_strength") else None,
         )
         work = _work(request.prompt, request.options, sources, context)
-        await _stream(lambda outbox: self._generator.run(work, outbox), context, pb.EditImageResponse)
+        await self._make(work, request.options, context, pb.EditImageResponse)
 
     @override
     async def VaryImage(self, request: pb.VaryImageRequest, context: Context) -> None:  # type: ignore[override]
@@ -67,7 +68,7 @@ class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
         strength = request.strength if request.HasField("strength") else self._variation_strength
         sources = Sources(images=(_given(request.image, "image"),), field="image", strength=strength)
         work = _work("", request.options, sources, context)
-        await _stream(lambda outbox: self._generator.run(work, outbox), context, pb.VaryImageResponse)
+        await self._make(work, request.options, context, pb.VaryImageResponse)
 
     @override
     async def UpscaleImage(self, request: pb.UpscaleImageRequest, context: Context) -> None:  # type: ignore[override]
@@ -81,7 +82,12 @@ class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
             may_wait=request.may_wait if request.HasField("may_wait") else True,
             who=_who(context),
         )
-        await _stream(lambda outbox: self._upscaler.run(work, outbox), context, pb.UpscaleImageResponse)
+        outbox = Outbox()
+        await _stream(self._upscaler.run(work, outbox), outbox, context, pb.UpscaleImageResponse)
+
+    async def _make(self, work: Work, options: pb.ImageOptions, context: Context, response: type[Message]) -> None:
+        outbox = Outbox(_STEPS if options.without_steps else frozenset())
+        await _stream(self._generator.run(work, outbox), outbox, context, response)
 
     @override
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
@@ -103,14 +109,10 @@ class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
         self._generator.draining = self._upscaler.draining = True
 
 
-async def _stream(
-    run: Callable[[Outbox], Coroutine[Any, Any, None]], context: Context, response: type[Message]
-) -> None:
-    outbox = Outbox()
-
+async def _stream(run: Coroutine[Any, Any, None], outbox: Outbox, context: Context, response: type[Message]) -> None:
     async def work() -> None:
         try:
-            await run(outbox)
+            await run
         finally:
             outbox.close()
 

@@ -94,6 +94,12 @@ async def test_pictures_of_a_batch_equal_lone_runs_with_the_seeds_that_follow(st
     assert [image.image.data for image in batch[1:]] == [second.image.data, third.image.data]
 
 
+async def test_who_wants_no_steps_hears_of_the_pictures_alone(stub):
+    events = await collect(stub.GenerateImage(asked(without_steps=True), timeout=LIMIT_S))
+    kinds = [event.WhichOneof("event") for event in events]
+    assert [kind for kind in kinds if kind != "loading"] == ["image", "done"]
+
+
 async def test_without_a_seed_one_is_chosen_and_reported_and_makes_the_same_picture(stub):
     request = asked()
     request.options.ClearField("seed")
