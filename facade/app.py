@@ -71,7 +71,8 @@ def build_app(facade: Facade, book: TokenBook | None) -> FastAPI:
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, DomainError)  # noqa: S101 - registered for nothing else
     note_if_caller_left(error)
-    return error_response(error, principal_of(request.scope).request_id, request.scope["path"])
+    principal = principal_of(request.scope)
+    return error_response(error, principal.request_id, request.scope["path"], may_leave=principal.may_leave)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

@@ -18,6 +18,7 @@ from services.kit.access import (
     DEFAULT_TIER,
     EDGE_OPERATOR,
     EDGE_PUBLIC,
+    MODE_KEY,
     REQUEST_ID_KEY,
     TIER_KEY,
     TIERS,
@@ -41,13 +42,17 @@ _CALLER_LEFT: Final = 499
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """For whom a request is, as the front door says. `is_operator`: it came in by the operator's listener."""
+    """For whom a request is, as the front door says. `is_operator`: it came in by the operator's listener.
+
+    `may_leave`: somebody else serves what we cannot take at once.
+    """
 
     client: str
     tier: str
     request_id: str
     traceparent: str
     is_operator: bool = False
+    may_leave: bool = False
 
 
 def principal_of(scope: Scope) -> Principal:
@@ -175,7 +180,8 @@ def _principal(visit: _Visit, *, is_operator: bool) -> Principal:
     if tier not in TIERS:
         raise DomainError(Reason.INVALID_REQUEST, f"'{TIER_KEY}' is none of {', '.join(TIERS)}", field=TIER_KEY)
     client = visit.headers.get(CLIENT_KEY) or "anonymous"
-    return Principal(client, tier, visit.request_id, visit.traceparent, is_operator)
+    may_leave = visit.headers.get(MODE_KEY) == "try"
+    return Principal(client, tier, visit.request_id, visit.traceparent, is_operator, may_leave)
 
 
 def _attributes(scope: Scope) -> dict[str, str]:

@@ -66,6 +66,24 @@ HTTP: Final[Mapping[Reason, Http]] = MappingProxyType(
 )
 
 
+OVERFLOW_KEY: Final = "x-omniserve-overflow"
+"""Tells the front door that somebody else may serve the request, and why; callers never see it."""
+_ELSEWHERE: Final[Mapping[Reason, str]] = MappingProxyType(
+    {
+        Reason.SATURATED: "saturated",
+        Reason.QUEUE_FULL: "saturated",
+        Reason.ENGINE_FAILED: "local_failed",
+        Reason.UPSTREAM_FAILED: "local_failed",
+        Reason.UPSTREAM_TIMEOUT: "local_failed",
+        Reason.ADMISSION_UNAVAILABLE: "local_failed",
+        Reason.DRAINING: "local_failed",
+        Reason.LOADING: "local_failed",
+        Reason.NO_CAPACITY: "local_failed",
+    }
+)
+_MARKED: Final = 503
+
+
 def note_if_caller_left(error: DomainError) -> None:
     """Log a request whose caller hung up; there is nobody left to whom its status could be told."""
     if error.reason is Reason.CANCELLED:
@@ -105,16 +123,20 @@ def error_response(
     *,
     status: int | None = None,
     headers: Mapping[str, str] | None = None,
+    may_leave: bool = False,
 ) -> Response:
     """Return the error as a whole response, in the shape that callers of the path know.
 
-    `status` is for HTTP's own refusals that no reason stands for, such as 405.
+    `status` is for HTTP's own refusals that no reason stands for, such as 405. `may_leave`: somebody else serves what we cannot
+    take; where the reason is such a one, the front door is told so.
     """
     told = error_object(error, request_id)
     sent = dict(headers or {})
     wait_ms = retry_after_ms(error)
     if wait_ms is not None:
         sent["retry-after"] = str(max(1, math.ceil(wait_ms / 1000)))
+    if may_leave and error.reason in _ELSEWHERE:
+        status, sent[OVERFLOW_KEY] = _MARKED, _ELSEWHERE[error.reason]
     return Response(
         orjson.dumps(anthropic_error(told) if path.startswith(_ANTHROPIC_PATHS) else told),
         status or HTTP[error.reason].status,

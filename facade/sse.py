@@ -68,9 +68,12 @@ class Teller(Protocol[E_contra]):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When a waiting stream speaks: its headers after `headers_after_s`, then a comment every `comment_every_s`."""
+    """When a waiting stream speaks: its headers after `headers_after_s`, then a comment every `comment_every_s`.
 
-    headers_after_s: float
+    `headers_after_s` None: not before its first output, since somebody else may serve it until then.
+    """
+
+    headers_after_s: float | None
     comment_every_s: float
 
 
@@ -93,7 +96,8 @@ class StreamedAnswer(Response, Generic[E]):
     """A response that streams an answer while it is made.
 
     Refusals before the first output have their own status. While the request waits, headers go out after
-    `pace.headers_after_s`, if anything was heard of it at all, and comments follow. Later failures are an error event
+    `pace.headers_after_s`, if anything was heard of it at all, and comments follow; those of a request that somebody else may
+    serve wait for its first output. Later failures are an error event
     without `[DONE]`; when even that cannot be sent, the connection is cut. `before_end` runs before a good end is told.
     """
 
@@ -137,7 +141,9 @@ class StreamedAnswer(Response, Generic[E]):
             told = late_error_object(error, self._request_id)
             await line.write(self._teller.failed(told), last=True)
         else:
-            await error_response(error, self._request_id, scope["path"])(scope, receive, send)
+            may_leave = self._pace.headers_after_s is None
+            answer = error_response(error, self._request_id, scope["path"], may_leave=may_leave)
+            await answer(scope, receive, send)
 
     async def _answer(self, line: _Line) -> None:
         body = await self._first_output(line)
@@ -151,8 +157,8 @@ class StreamedAnswer(Response, Generic[E]):
 
     async def _first_output(self, line: _Line) -> bytes:
         """Return the first output; until then say that the request is alive, when it is."""
-        speak_at = asyncio.get_running_loop().time() + self._pace.headers_after_s
-        word = ""
+        after_s, word = self._pace.headers_after_s, ""
+        speak_at = None if after_s is None else asyncio.get_running_loop().time() + after_s
         while True:
             events = await self._take_until(speak_at if word else None)
             body = self._teller.said(events)
@@ -160,7 +166,7 @@ class StreamedAnswer(Response, Generic[E]):
                 return body
             word = self._teller.word(events) or word
             now = asyncio.get_running_loop().time()
-            if word and now >= speak_at:
+            if word and speak_at is not None and now >= speak_at:
                 await line.write(f": {word}\n\n".encode())
                 speak_at = now + self._pace.comment_every_s
 

@@ -105,6 +105,8 @@ class _Drawing:
         principal = principal_of(request.scope)
         _check_paths(call, principal)
         principal = principal if tier is None else replace(principal, tier=tier)
+        if principal.may_leave:
+            call.take_at_once()
         if not call.stream:
             call.leave_out_steps()
         created = int(self._facade.clock.wall())
@@ -112,8 +114,8 @@ class _Drawing:
         if call.stream:
             return StreamedAnswer(
                 pictures,
-                PictureStream(call.event, call.pictures, created),
-                pace=self._pace,
+                PictureStream(call.event, call.pictures, created, holds=principal.may_leave),
+                pace=replace(self._pace, headers_after_s=None) if principal.may_leave else self._pace,
                 owner=self._facade.owner,
                 request_id=principal.request_id,
             )

@@ -128,10 +128,11 @@ class PictureStream:
     """An answer as OpenAI's events, with the steps as comments in between.
 
     The last picture is told when the engine says that all is done: an answer that was cut short never looks whole.
-    `event`: what the events' names begin with. `created`: seconds since 1970.
+    `event`: what the events' names begin with. `created`: seconds since 1970. `holds`: steps are not told before an event is.
     """
 
-    def __init__(self, event: str, pictures: int, created: int) -> None:
+    def __init__(self, event: str, pictures: int, created: int, *, holds: bool = False) -> None:
+        self._holds = holds
         self._event = event
         self._pictures = pictures
         self._created = created
@@ -144,7 +145,7 @@ class PictureStream:
 
     def _said(self, event: PictureEvent) -> bytes:
         if event.HasField("step"):
-            phase = _PHASES.get(event.step.phase)
+            phase = None if self._holds else _PHASES.get(event.step.phase)
             return f": {phase} {event.step.step}/{event.step.steps}\n\n".encode() if phase else b""
         if isinstance(event, pb.UpscaleImageResponse) or not event.HasField("preview"):
             return self._finished(event)
@@ -174,6 +175,7 @@ class PictureStream:
     def _frame(
         self, kind: str, image: media_pb2.ImageOutput, more: Mapping[str, Any], ours: Mapping[str, Any]
     ) -> bytes:
+        self._holds = False
         name = f"{self._event}.{kind}"
         told = {"type": name, "b64_json": _base64(image), "created_at": self._created, "quality": "auto"}
         return _event(name, {**told, **_written(image), **more, "omniserve": ours})

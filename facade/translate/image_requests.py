@@ -55,6 +55,13 @@ class PictureCall:
     paths: tuple[str, ...] = ()
     as_urls: bool = False
 
+    def take_at_once(self) -> None:
+        """Have it refused instead of queued."""
+        if isinstance(self.request, pb.UpscaleImageRequest):
+            self.request.may_wait = False
+        else:
+            self.request.options.may_wait = False
+
     def leave_out_steps(self) -> None:
         """Have nothing told but the pictures."""
         if not isinstance(self.request, pb.UpscaleImageRequest):

@@ -24,6 +24,8 @@ from services.kit.tokens import TokenBook
 TOKEN_KEY: Final = "x-omniserve-service-token"  # noqa: S105 - the name of a header
 CLIENT_KEY: Final = "x-omniserve-client"
 TIER_KEY: Final = "x-omniserve-tier"
+MODE_KEY: Final = "x-omniserve-mode"
+"""`try`: another group serves what cannot be taken at once; only the front door says so."""
 REQUEST_ID_KEY: Final = "x-request-id"
 TRACEPARENT_KEY: Final = "traceparent"
 

@@ -1,9 +1,12 @@
 """When the device is taken or the local worker fails before its first byte, those who may go to the remote do: once, whole."""
 
 import hashlib
+import json
 
 import pytest
 
+from services.diffusion.native.build import build as build_tap
+from tests.fixtures.image_models import make
 from tests.fixtures.proxied import LIMIT_S, proxied_mesh
 from tests.fixtures.workers import new_mark
 
@@ -14,6 +17,7 @@ IMAGE = "/v1/images/generations"
 TRANSCRIPTION = "/v1/audio/transcriptions"
 MIB = 1024 * 1024
 BOTH = {"tts": "json", "remote": "json"}
+PICTURE = json.dumps({"prompt": "a fox", "size": "64x64", "steps": 1, "seed": 7}).encode()
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +25,6 @@ def mesh_of_one(tmp_path_factory, make_mesh, free_ports, wait_until):
     upstreams = {
         "OMNISERVE_TTS_UPSTREAM": "tts",
         "OMNISERVE_TTS_OVERFLOW_UPSTREAM": "remote",
-        "OMNISERVE_IMAGE_UPSTREAM": "image",
         "OMNISERVE_IMAGE_OVERFLOW_UPSTREAM": "painter",
         "OMNISERVE_STT_OVERFLOW_UPSTREAM": "remote",
         "OMNISERVE_FORECAST_UPSTREAM": "forecast",
@@ -33,6 +36,7 @@ def mesh_of_one(tmp_path_factory, make_mesh, free_ports, wait_until):
         "OMNISERVE_STT_UPSTREAM": f"http://127.0.0.1:{free_ports(1)[0]}",
     }
     folder = tmp_path_factory.mktemp("overflow")
+    settings |= {**make(folder / "model").settings, "OMNISERVE_DIFFUSION_NATIVE_TAP": str(build_tap())}
     with proxied_mesh(folder, make_mesh, free_ports, wait_until, upstreams, chats=False, **settings) as running:
         yield running
 
@@ -199,13 +203,45 @@ def test_events_from_the_remote_arrive_as_they_are_written(saturated):
 
 def test_a_remote_without_a_key_gets_no_credential_at_all(proxied):
     mark = new_mark()
-    orders = {"image": "status?code=500", "painter": "json"}
-    proxied.ask(
-        IMAGE, orders, mark=mark, tier="paid", headers={"authorization": "Bearer callers", "x-api-key": "callers"}
-    )
-    remote = proxied.workers.seen(mark=mark)[-1]
-    assert remote.worker == "painter"
-    assert not remote.names() & {"authorization", "x-api-key"}
+    callers = {"authorization": "Bearer callers", "x-api-key": "callers"}
+    assert proxied.ask(TRANSCRIPTION, "json", mark=mark, tier="paid", headers=callers).json()["worker"] == "remote"
+    assert not proxied.workers.one(mark).names() & {"authorization", "x-api-key"}
+
+
+@pytest.fixture(scope="module")
+def painting(mesh_of_one):
+    """The mesh's own picture model is in memory."""
+    answer = mesh_of_one.ask(IMAGE, "json", tier="paid", content=PICTURE)
+    assert answer.json()["data"][0]["omniserve"]["seed"] == 7
+    assert mesh_of_one.workers.seen(worker="painter") == []
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}], ids=["whole", "streamed"])
+def test_a_paid_picture_goes_to_the_remote_once_and_whole_while_the_device_is_taken(painting, saturated, more):
+    mark, sent = new_mark(), json.dumps(json.loads(PICTURE) | more).encode()
+    callers = {"authorization": "Bearer callers", "x-api-key": "callers"}
+    answer = saturated.ask(IMAGE, {"painter": "json"}, mark=mark, tier="paid", content=sent, headers=callers)
+    assert (answer.status_code, answer.json()["worker"]) == (200, "painter")
+    assert not [name for name in answer.headers if name.startswith("x-omniserve-overflow")]
+    seen = saturated.workers.one(mark)
+    assert seen.sha256 == hashlib.sha256(sent).hexdigest()
+    names = seen.names()
+    assert not names & {"authorization", "x-api-key"}
+    assert not [name for name in names if name.startswith(("x-omniserve-", "x-om-", "x-envoy-"))]
+
+
+def test_other_tiers_wait_for_the_meshs_own_engine_whatever_they_say(painting, saturated):
+    mark, spoofed = new_mark(), {"x-omniserve-mode": "try"}
+    answer = saturated.ask(IMAGE, {"painter": "json"}, mark=mark, tier="free", content=PICTURE, headers=spoofed)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "admission_timeout")
+    assert saturated.workers.seen(mark=mark) == []
+
+
+def test_what_the_meshs_own_engine_refuses_is_the_answer(painting, proxied):
+    mark = new_mark()
+    wrong = json.dumps(json.loads(PICTURE) | {"steps": 9999}).encode()
+    assert proxied.ask(IMAGE, {"painter": "json"}, mark=mark, tier="paid", content=wrong).status_code == 400
+    assert proxied.workers.seen(mark=mark) == []
 
 
 def test_with_the_worker_dead_paid_goes_to_the_remote_and_free_gets_an_error(proxied):

@@ -102,7 +102,7 @@ class RouteSpec:
     """A public route as the product knows it, whether or not anything serves it.
 
     `path`: exact, or a prefix when it ends in `*`. `upstream`: whose worker may serve it. `embedded`: a service of the
-    mesh serves it when no upstream does. `path_setting`: the setting that rewrites the upstream's path. `paying_tiers`:
+    mesh serves it when no upstream does. `spills`: and refuses at once, when it is told so, what its overflow can serve. `path_setting`: the setting that rewrites the upstream's path. `paying_tiers`:
     others get 402; empty means everybody may. `enabling_setting`: named by the 404 when nothing serves it.
     """
 
@@ -112,6 +112,7 @@ class RouteSpec:
     upstream: str
     modality: str
     embedded: bool = False
+    spills: bool = False
     upstream_path: str = ""
     path_setting: str = ""
     forced_tier: str = ""

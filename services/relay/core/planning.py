@@ -40,12 +40,14 @@ class Backing:
 class PlannedRoute:
     """A route with what serves it and on whose terms. `backing` only when it is proxied.
 
+    `elsewhere`: where requests of an embedded route go that the mesh's own service cannot take now, if they may.
     `upstream_path`: "" leaves the path as it came. `timeout_ms`: longest answer; None for none.
     """
 
     spec: RouteSpec
     target: Target
     backing: Backing | None = None
+    elsewhere: Backing | None = None
     upstream_path: str = ""
     forced_tier: str = ""
     paying_tiers: frozenset[str] = frozenset()
@@ -81,7 +83,9 @@ def plan(inputs: RelayInputs, routes: Sequence[RouteSpec] = ROUTES) -> tuple[Pla
 def _planned(spec: RouteSpec, inputs: RelayInputs) -> PlannedRoute:
     backing = _backing(spec, inputs.upstreams)
     if backing is None:
-        return PlannedRoute(spec, Target.EMBEDDED if spec.embedded else Target.DISABLED)
+        if not spec.embedded:
+            return PlannedRoute(spec, Target.DISABLED)
+        return PlannedRoute(spec, Target.EMBEDDED, elsewhere=_elsewhere(spec, inputs.upstreams))
     override = inputs.overrides.get(spec.route_id, _AS_IT_IS)
     own_path = inputs.paths.get(spec.path_setting) or spec.upstream_path
     forced = spec.forced_tier if override.forced_tier is None else override.forced_tier
@@ -118,6 +122,13 @@ def _backing(spec: RouteSpec, upstreams: Mapping[str, Upstream]) -> Backing | No
         main, *fallbacks = found
         return Backing(upstream, main, tuple(fallbacks), gated=_is_gated(upstream, main), units=upstream.permits)
     return None
+
+
+def _elsewhere(spec: RouteSpec, upstreams: Mapping[str, Upstream]) -> Backing | None:
+    """Return the remote group that helps out the mesh's own service, or None."""
+    upstream = upstreams.get(spec.upstream) if spec.spills else None
+    group = None if upstream is None else upstream.group(GroupKind.OVERFLOW)
+    return None if upstream is None or group is None else Backing(upstream, group)
 
 
 def _order(upstream: Upstream) -> tuple[Group, ...] | None:

@@ -48,7 +48,7 @@ def uses(plan: Iterable[PlannedRoute]) -> tuple[Use, ...]:
     """Return every group that some route leads to, once."""
     found: dict[str, Use] = {}
     for route in plan:
-        backing = route.backing
+        backing = route.backing or route.elsewhere
         if backing is None:
             continue
         groups = (backing.main, *backing.fallbacks)

@@ -21,7 +21,7 @@ from services.relay.core.render_nodes import (
     typed,
     unless,
 )
-from services.relay.core.render_proxied import absent_route, proxied_routes
+from services.relay.core.render_proxied import absent_route, proxied_routes, spilling_routes
 from services.relay.core.routes import KEYLESS_PATHS, SIGNED_PREFIX
 
 EXT_AUTHZ: Final = "envoy.filters.http.ext_authz"
@@ -121,6 +121,8 @@ def _services(listener: Listener, plan: Sequence[PlannedRoute], door: DoorFacts)
     for route in plan:
         if route.target is Target.PROXIED:
             routes += proxied_routes(route, door, internal=listener.name == "mesh")
+        elif route.target is Target.EMBEDDED:
+            routes += spilling_routes(route, _own({"path": route.spec.path}, "facade", listener, door))
         elif route.target is Target.DISABLED and route.spec.enabling_setting:
             routes.append(absent_route(route))
     if listener.authenticated:

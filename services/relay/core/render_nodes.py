@@ -19,6 +19,8 @@ ADMITTED: Final = "x-omniserve-admitted"
 OVERFLOW: Final = "x-omniserve-overflow"
 MODE: Final = "x-om-mode"
 """Where the mesh listener keeps x-omniserve-mode: `try` wants a permit at once or none."""
+REFUSES: Final = "x-omniserve-mode"
+"""`try` tells the facade that another group serves what it cannot take at once."""
 INTERNAL: Final = "x-omniserve-internal"
 ORIGINAL_PATH: Final = "x-envoy-original-path"
 WORKERS_NEVER_SEE: Final = (
@@ -26,6 +28,7 @@ WORKERS_NEVER_SEE: Final = (
     ROUTE,
     ASK,
     ADMITTED,
+    REFUSES,
     "x-omniserve-client",
     "x-omniserve-listener",
     "x-omniserve-service-token",

@@ -1,10 +1,11 @@
 """Routes of the listeners to what upstreams serve: past the gate when a permit is due, on to the next group when it pays. Pure."""
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from services.relay.core.model import ANY_5XX, TIERS, Group
-from services.relay.core.planning import Backing, PlannedRoute, TierRule, tier_rules
+from services.relay.core.planning import DEFAULT_TIER, Backing, PlannedRoute, TierRule, tier_rules
 from services.relay.core.render_nodes import (
     ASK,
     FACTS,
@@ -14,6 +15,7 @@ from services.relay.core.render_nodes import (
     MODE,
     ORIGINAL_PATH,
     OVERFLOW,
+    REFUSES,
     ROUTE,
     DoorFacts,
     Node,
@@ -49,7 +51,7 @@ def proxied_routes(route: PlannedRoute, door: DoorFacts, *, internal: bool) -> l
     if route.proxied.upstream.max_body_mib < door.body_limit_mib:
         entries.append(too_large(match, route.proxied.upstream.max_body_mib))
     rules = tier_rules(route)
-    matches = [match if rule is rules[-1] else _for_tiers(match, rule) for rule in rules]
+    matches = [match if rule is rules[-1] else _for_tiers(match, rule.tiers) for rule in rules]
     for rule, each in zip(rules, matches, strict=True):
         if internal and route.proxied.gated and not rule.refused and not rule.fallbacks:
             entries.append(_impatient(_entry(route, rule, each, door, internal), route))
@@ -69,6 +71,39 @@ def _impatient(entry: Tree, route: PlannedRoute) -> Tree:
         "match": {**match, "headers": [*declared, is_exactly(MODE, "try")]},
         "request_headers_to_add": [*added, header(ASK, f"{ask(route, may_leave=True)};{STAYS}")],
     }
+
+
+def spilling_routes(route: PlannedRoute, own: Tree) -> list[Node]:
+    """Return an embedded route's entries for the tiers whose requests may go elsewhere, best match first.
+
+    `own`: the entry that leads to the service itself, for everybody else. A failure that the service has not marked is its answer.
+    """
+    elsewhere, leads = route.elsewhere, own["route"]
+    if elsewhere is None:
+        return []
+    assert isinstance(leads, dict)  # noqa: S101 - made here
+    own_cluster, match = leads["cluster"], _match(route)
+    assert isinstance(own_cluster, str)  # noqa: S101 - made here
+    leads = {name: value for name, value in leads.items() if name != "cluster"}
+    added = own["request_headers_to_add"]
+    assert isinstance(added, list)  # noqa: S101 - made here
+    entry: Tree = {
+        "name": route.spec.route_id,
+        "match": match,
+        "route": {
+            **leads,
+            **_in_order([own_cluster, cluster_of(elsewhere, elsewhere.main)]),
+            "auto_host_rewrite": True,
+            "retry_policy": _onwards(frozenset(), 1),
+        },
+        "request_headers_to_add": [*added, header(REFUSES, "try")],
+        "request_body_buffer_limit": _KEPT_BYTES,
+    }
+    allowed = tuple(tier for tier in TIERS if not elsewhere.main.tiers or tier in elsewhere.main.tiers)
+    if DEFAULT_TIER not in allowed:
+        return [{**entry, "match": _for_tiers(match, allowed)}] if allowed else []
+    others = tuple(tier for tier in TIERS if tier not in allowed)
+    return [{**own, "match": _for_tiers(match, others)}, entry] if others else [entry]
 
 
 def absent_route(route: PlannedRoute) -> Node:
@@ -108,10 +143,10 @@ def _match(route: PlannedRoute) -> Tree:
     return match
 
 
-def _for_tiers(match: Tree, rule: TierRule) -> Tree:
+def _for_tiers(match: Tree, tiers: Iterable[str]) -> Tree:
     declared = match.get("headers", [])
     assert isinstance(declared, list)  # noqa: S101 - made here
-    return {**match, "headers": [*declared, asks_for_tier(rule.tiers)]}
+    return {**match, "headers": [*declared, asks_for_tier(tiers)]}
 
 
 def _request_headers(route: PlannedRoute, rule: TierRule, internal: bool) -> list[Node]:  # noqa: FBT001
@@ -163,7 +198,9 @@ def _action(route: PlannedRoute, rule: TierRule, door: DoorFacts) -> Tree:
     if route.upstream_path:
         action["regex_rewrite"] = {"pattern": {"regex": "^/.*"}, "substitution": route.upstream_path}
     if rule.fallbacks:
-        action["retry_policy"] = _onwards(backing, rule)
+        tried = [backing.main, *rule.fallbacks[:-1]]
+        codes = frozenset().union(*(group.replay_statuses for group in tried))
+        action["retry_policy"] = _onwards(codes, len(rule.fallbacks))
     elif not backing.gated:
         action["retry_policy"] = retries_of_unseen(2)
     return action
@@ -180,14 +217,12 @@ def _in_order(targets: list[str]) -> Tree:
     return {"inline_cluster_specifier_plugin": {"extension": {"name": name, "typed_config": specifier}}}
 
 
-def _onwards(backing: Backing, rule: TierRule) -> Tree:
-    """Return when the next group is tried: nothing there, saturated by the gate's own word, or a code that says so."""
-    tried = [backing.main, *rule.fallbacks[:-1]]
-    codes = frozenset().union(*(group.replay_statuses for group in tried))
+def _onwards(codes: frozenset[int], groups: int) -> Tree:
+    """Return when the next of so many groups is tried: nothing there, by the mesh's own word, or a code that says so."""
     conditions = ["connect-failure", "refused-stream", "reset", "retriable-headers"]
     policy: Tree = {
         "retriable_headers": [{"name": OVERFLOW, "present_match": True}],
-        "num_retries": len(rule.fallbacks),
+        "num_retries": groups,
         "refresh_cluster_on_retry": True,
         "retry_back_off": {"base_interval": "0.001s", "max_interval": "0.002s"},
     }

@@ -221,6 +221,48 @@ async def test_a_refusal_keeps_its_status_and_its_words(mesh, error, status, str
     assert answer.headers.get("retry-after") == ("4" if error.retry_after_ms else answer.headers.get("retry-after"))
 
 
+MAY_LEAVE = {"x-omniserve-mode": "try"}
+
+
+@pytest.mark.parametrize(
+    ("error", "mark"),
+    [
+        (DomainError(Reason.SATURATED, "the device is taken"), "saturated"),
+        (DomainError(Reason.ENGINE_FAILED, "the engine died"), "local_failed"),
+        (DomainError(Reason.QUOTA_EXCEEDED, "enough for today"), None),
+        (DomainError(Reason.UNSUPPORTED, "no alpha", field="options.background"), None),
+    ],
+    ids=lambda each: each.reason.value if isinstance(each, DomainError) else "",
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_somebody_else_may_serve_does_not_wait_and_says_so_until_its_first_output(
+    open_mesh, error, mark, stream
+):
+    async with open_mesh(headers_after_s=0.0) as mesh:
+        mesh.diffusion.by_hand = True
+        body = {"prompt": "x", "stream": stream}
+        asking = asyncio.ensure_future(mesh.http.post(GENERATIONS, json=body, headers=MAY_LEAVE))
+        drawing = await mesh.diffusion.started()
+        assert drawing.request.options.may_wait is False
+        assert drawing.request.options.without_steps is not stream  # who waits for the whole hears of none
+        drawing.step(1)
+        drawing.refuse(error)
+        answer = await asking
+        assert answer.json()["error"]["reason"] == error.reason.value
+        assert answer.headers.get("x-omniserve-overflow") == mark
+        assert (answer.status_code == 503) is (mark is not None)
+
+
+async def test_nothing_is_marked_and_all_may_wait_where_nobody_else_serves(mesh):
+    mesh.diffusion.by_hand = True
+    asking = asyncio.ensure_future(mesh.http.post(GENERATIONS, json={"prompt": "x"}))
+    drawing = await mesh.diffusion.started()
+    assert not drawing.request.options.HasField("may_wait")
+    drawing.refuse(DomainError(Reason.SATURATED, "the device is taken"))
+    answer = await asking
+    assert (answer.status_code, "x-omniserve-overflow" in answer.headers) == (429, False)
+
+
 async def test_an_unknown_model_has_openais_code(mesh):
     mesh.diffusion.by_hand = True
     asking = asyncio.ensure_future(mesh.http.post(GENERATIONS, json={"prompt": "x", "model": "dall-e-3"}))

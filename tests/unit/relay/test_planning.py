@@ -144,6 +144,18 @@ def test_an_overflow_alone_does_not_take_the_routes_of_the_engine():
     assert planned("llm.chat", Upstream("llm", "llm", (NOBODY, OVERFLOW))).target is Target.EMBEDDED
 
 
+@pytest.mark.parametrize("local", [(), (LOCAL,)], ids=["without a local worker", "with one that is not preferred"])
+def test_an_overflow_helps_out_the_engine_on_the_routes_that_a_remote_knows(local):
+    image = Upstream("image", "image", (*local, OVERFLOW), prefer_embedded=True)
+    for route_id in ("image.generations", "image.edits", "image.variations"):
+        route = planned(route_id, image)
+        assert (route.target, route.backing, route.elsewhere.main) == (Target.EMBEDDED, None, OVERFLOW)
+    for route_id in ("image.upscale", "image.backgrounds", "image.background_styles"):
+        assert planned(route_id, image).elsewhere is None
+    assert planned("llm.chat", Upstream("llm", "llm", (OVERFLOW,))).elsewhere is None
+    assert planned("image.generations", Upstream("image", "image", local, prefer_embedded=True)).elsewhere is None
+
+
 def test_a_path_setting_wins_over_the_routes_own_path_and_an_override_over_both():
     forecast = Upstream("forecast", "forecast", (LOCAL,))
     assert planned("forecast.forecasts", forecast).upstream_path == "/forecast"

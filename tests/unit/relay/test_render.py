@@ -1,6 +1,7 @@
 """What Envoy is told: which way each request goes, what it carries there, and what never leaves the mesh."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from google.protobuf import descriptor_pool
@@ -14,6 +15,7 @@ from omniserve.vram.v1 import vram_pb2
 from services.kit.access import BUILT_IN_SERVICES
 from services.relay.core.model import (
     ANY_5XX,
+    TIERS,
     Credential,
     Endpoint,
     Group,
@@ -102,6 +104,41 @@ def test_the_operator_listener_routes_exactly_the_services_with_rpcs_for_the_ope
 def test_every_routed_service_has_a_contract():
     for service in routed_services(rendered(), "operator") - BUILT_IN_SERVICES:
         assert descriptor_pool.Default().FindServiceByName(service)
+
+
+def test_an_embedded_route_with_an_overflow_leads_to_the_facade_and_then_to_the_remote_for_those_who_may():
+    result = rendered(Upstream("image", "image", (OVERFLOW,)))
+    (route,) = routes(result, "image.generations")
+    specifier = route["route"]["inline_cluster_specifier_plugin"]["extension"]["typed_config"]
+    targets = [each["clusters"][0]["cluster_name"] for each in specifier["priority_groups"]]
+    assert targets == ["facade", "image.overflow"]
+    retries = route["route"]["retry_policy"]
+    assert (retries["num_retries"], "5xx" in retries["retry_on"], "retriable_status_codes" in retries) == (
+        1,
+        False,
+        False,
+    )
+    assert retries["retriable_headers"] == [{"name": "x-omniserve-overflow", "present_match": True}]
+    assert added(route)["x-omniserve-mode"] == "try"
+    assert "x-omniserve-service-token" in added(route)
+    tiers = next(each for each in route["match"]["headers"] if each["name"] == "x-omniserve-tier")
+    assert re.fullmatch(tiers["string_match"]["safe_regex"]["regex"], " Paid ")
+    assert not re.fullmatch(tiers["string_match"]["safe_regex"]["regex"], "free")
+    assert {"x-omniserve-mode", "x-omniserve-service-token", "x-omniserve-client"} <= removed(result, "image.overflow")
+    assert appended(result, "image.overflow")["authorization"] == "Bearer 100%%"
+    assert routes(result, "image.upscale") == []
+
+
+def test_who_asks_for_no_tier_may_leave_the_engine_where_the_default_tier_may():
+    overflow = replace(OVERFLOW, tiers=frozenset({"paid", "free"}))
+    others, allowed = routes(rendered(Upstream("image", "image", (overflow,))), "image.edits")
+    assert others["route"]["cluster"] == "facade"
+    assert "x-omniserve-mode" not in added(others)
+    pattern = others["match"]["headers"][-1]["string_match"]["safe_regex"]["regex"]
+    assert [tier for tier in TIERS if re.fullmatch(pattern, tier)] == [
+        tier for tier in TIERS if tier not in overflow.tiers
+    ]
+    assert [each["name"] for each in allowed["match"]["headers"]] == [":method"]
 
 
 def test_a_gated_route_leads_to_the_gate_and_says_what_to_ask_for():
