@@ -16,6 +16,7 @@ from typing_extensions import override
 from services.kit import telemetry
 from services.kit.access import TOKEN_KEY, refusal, rules_of
 from services.kit.tokens import TokenBook
+from services.kit.wire.connection import Stream
 from services.kit.wire.frames import (
     END_HEADERS,
     END_STREAM,
@@ -25,7 +26,7 @@ from services.kit.wire.frames import (
     heading,
     literal,
 )
-from services.kit.wire.line import Line, Opener, Stream
+from services.kit.wire.line import Line, Opener
 
 _log = telemetry.logger(__name__)
 
