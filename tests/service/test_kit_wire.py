@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import grpc
 import grpc.aio
 import pytest
+from hpack import Decoder
 
 from services.kit.handlers import GuardedHandlers
 from services.kit.wire.server import WireServer
@@ -334,6 +335,20 @@ async def test_a_long_answer_that_waits_for_the_connection_holds_up_no_short_one
         writer.write(frame(8, 0, 0, struct.pack(">I", 2_000_000)))
         assert b"grpc-status" in await hear(reader, b"grpc-status")
         assert served.echo.written == 20
+
+
+async def test_a_caller_that_forbids_a_table_of_headers_is_heeded_in_every_head(served):
+    none = frame(4, 0, 0, b"\0\x01\0\0\0\0") + frame(4, 1, 0)
+    said = none + frame(1, 0x4, 1, FIRST + head("Unary")) + frame(0, 1, 1, message(b"metadata"))
+    heard = await talk(served.port, said, b"grpc-status")
+    decoder, heads = Decoder(), []
+    decoder.max_allowed_table_size = 0
+    while heard:
+        stop = 9 + int.from_bytes(heard[:3], "big")
+        if heard[3] == 1:
+            heads.append(dict(decoder.decode(heard[9:stop])))
+        heard = heard[stop:]
+    assert (heads[0][":status"], heads[0]["x-first"], heads[-1]["grpc-status"]) == ("200", "one", "0")
 
 
 async def test_calls_with_traces_of_their_own_are_told_apart_although_their_heads_are_remembered(served):

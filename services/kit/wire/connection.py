@@ -32,6 +32,7 @@ from services.kit.wire.frames import (
     INITIAL_WINDOW,
     LONGEST_FRAME,
     LONGEST_LIST,
+    NO_TABLE,
     PADDED,
     PING,
     PRIORITY,
@@ -52,13 +53,12 @@ _log = telemetry.logger(__name__)
 _LONGEST_HEADERS: Final = 65_536
 _WIDEST: Final = 0x7FFFFFFF
 _CREDIT: Final = 1 << 20
+_FIRST_TABLE: Final = 4_096
 
-COMMON_SETTINGS: Final = (
-    # No table of headers: then equal heads are equal bytes, and are looked up instead of decoded.
-    setting(TABLE_SIZE, 0) + setting(INITIAL_WINDOW, _WIDEST) + setting(LONGEST_LIST, _LONGEST_HEADERS)
-)
+COMMON_SETTINGS: Final = setting(INITIAL_WINDOW, _WIDEST) + setting(LONGEST_LIST, _LONGEST_HEADERS)
+"""What either end says of itself."""
 WIDER: Final = frame(WINDOW, 0, WHOLE, (16 * _CREDIT - FIRST_WINDOW).to_bytes(4, "big"))
-"""What either end says after its settings: that it takes 16 MiB at once."""
+"""What either end says next: that it takes 16 MiB at once."""
 
 
 class BrokenProtocolError(Exception):
@@ -100,13 +100,15 @@ class Connection(asyncio.Protocol):
         self._greeting = greeting
         self._expected = expected
         self._buffer = b""
-        self._decoder = Decoder(max_header_list_size=_LONGEST_HEADERS)
+        self.decoder = Decoder(max_header_list_size=_LONGEST_HEADERS)
         self._block: tuple[bytes, int, bytes] | None = None
         self.streams: dict[bytes, Stream] = {}
         self._owed = 0  # bytes received and not credited yet
         self._window = FIRST_WINDOW  # bytes that may be sent
         self.first_room = FIRST_WINDOW
         """Bytes that may be sent on a new stream."""
+        self.head_start = b""
+        """What heads begin with: a peer that allows less of a table of headers than there is at first wants to hear of it."""
         self._is_paused = False
         self._turn = 0
         self._held: deque[tuple[bytes, int]] = deque()
@@ -164,7 +166,7 @@ class Connection(asyncio.Protocol):
         if since_s > silent_s:
             self._transport.abort()
         elif since_s > quiet_s and not self._expected:
-            self._transport.write(frame(PING, 0, WHOLE, b"omniserv"))
+            self._say(frame(PING, 0, WHOLE, b"omniserv"))
 
     def break_off(self, code: int) -> None:
         """Close the connection and say why."""
@@ -194,6 +196,9 @@ class Connection(asyncio.Protocol):
             self._held.append((frames, cost))
             return
         self._window -= cost
+        self._say(frames)
+
+    def _say(self, frames: bytes) -> None:
         self._out.append(frames)
         self.unwritten += len(frames)
         if not self._flushing:
@@ -218,7 +223,8 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> None:
         self._flushing = False
         if self._out:
-            self._transport.write(b"".join(self._out))
+            if not self._transport.is_closing():  # uvloop refuses to write then
+                self._transport.write(b"".join(self._out))
             self._out.clear()
             self.unwritten = 0
 
@@ -286,9 +292,7 @@ class Connection(asyncio.Protocol):
             self._take_window(number, payload)
         elif kind == PING and not flags & ACK:
             self._out.append(frame(PING, ACK, WHOLE, payload))
-        elif kind == SETTINGS and flags & ACK:
-            self._decoder.max_allowed_table_size = 0
-        elif kind == SETTINGS:
+        elif kind == SETTINGS and not flags & ACK:
             self._take_settings(settings_in(payload))
 
     def _take_continuation(self, number: bytes, flags: int, payload: bytes) -> None:
@@ -304,6 +308,8 @@ class Connection(asyncio.Protocol):
 
     def _take_settings(self, settings: Mapping[int, int]) -> None:
         self._out.append(frame(SETTINGS, ACK, WHOLE, b""))
+        if settings.get(TABLE_SIZE, _FIRST_TABLE) < _FIRST_TABLE:
+            self.head_start = NO_TABLE
         first_room = settings.get(INITIAL_WINDOW, self.first_room)
         if first_room > _WIDEST:
             raise BrokenProtocolError(FLOW_CONTROL, "a window without end")
@@ -338,18 +344,13 @@ class Connection(asyncio.Protocol):
     def decode(self, block: bytes) -> dict[str, str]:
         """Return headers, the first of each name. Raises BrokenProtocolError."""
         try:
-            found = self._decoder.decode(block)
+            found = self.decoder.decode(block)
         except HPACKError as error:
             raise BrokenProtocolError(COMPRESSION, f"headers cannot be decoded: {error}") from error
         headers: dict[str, str] = {}
         for name, value in found:
             headers.setdefault(str(name), str(value))
         return headers
-
-    @property
-    def is_stateless(self) -> bool:
-        """Whether the peer has given its table of headers up."""
-        return bool(self._decoder.max_allowed_table_size == self._decoder.header_table_size == 0)
 
 
 def _without_padding(payload: bytes) -> bytes:

@@ -12,6 +12,9 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 WHOLE: Final = b"\0\0\0\0"
 """The connection's own number."""
 
+NO_TABLE: Final = b"\x20"
+"""Says at the start of a head that no header is remembered (RFC 7541, 6.3)."""
+
 FRAME_HEAD: Final = 9
 LONGEST_FRAME: Final = 16_384
 """What every peer takes, and the most that is taken here."""

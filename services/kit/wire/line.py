@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from services.kit.wire.connection import COMMON_SETTINGS, WIDER, BrokenProtocolError, Connection, Stream
 from services.kit.wire.frames import (
+    ACK,
     GOAWAY,
     MOST_STREAMS,
     NO_ERROR,
@@ -18,6 +19,7 @@ from services.kit.wire.frames import (
     REFUSED,
     RESET,
     SETTINGS,
+    TABLE_SIZE,
     WHOLE,
     frame,
     setting,
@@ -25,7 +27,9 @@ from services.kit.wire.frames import (
 from services.kit.wire.heads import TRACE, untraced
 
 _MOST_STREAMS: Final = 100_000
-_HELLO: Final = frame(SETTINGS, 0, WHOLE, COMMON_SETTINGS + setting(MOST_STREAMS, _MOST_STREAMS)) + WIDER
+# No table of headers: then equal heads are equal bytes, and are looked up instead of decoded.
+_OWN_SETTINGS: Final = setting(TABLE_SIZE, 0) + setting(MOST_STREAMS, _MOST_STREAMS)
+_HELLO: Final = frame(SETTINGS, 0, WHOLE, COMMON_SETTINGS + _OWN_SETTINGS) + WIDER
 
 Opener = Callable[["Line", bytes], Stream | None]
 """Makes the stream that has just come in, or answers at once and returns None."""
@@ -95,11 +99,18 @@ class Line(Connection):
         if is_last:
             self.hang_up(number)
 
+    @override
+    def take_rest(self, kind: int, number: bytes, flags: int, payload: bytes) -> None:
+        if kind == SETTINGS and flags & ACK:
+            self.decoder.max_allowed_table_size = 0
+        super().take_rest(kind, number, flags, payload)
+
     def _look_up(self, block: bytes, key: bytes) -> Opener:
         headers = self.decode(block)
         is_lasting = self._looks_up and self._is_untraced(key, headers)
         opener = self._house.opener(key, headers, is_lasting=is_lasting)
-        self._looks_up = self._looks_up or self.is_stateless
+        if self.decoder.max_allowed_table_size == self.decoder.header_table_size == 0:
+            self._looks_up = True
         return opener
 
     def _is_untraced(self, key: bytes, headers: dict[str, str]) -> bool:

@@ -9,6 +9,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
+from services.kit.wire.connection import Connection
 from services.kit.wire.frames import (
     DATA,
     END_HEADERS,
@@ -19,7 +20,6 @@ from services.kit.wire.frames import (
     heading,
     literal,
 )
-from services.kit.wire.line import Line
 from services.kit.wire.messages import ENCODINGS, enveloped
 from services.kit.wire.metadata import block_of, status_block
 
@@ -30,7 +30,6 @@ _HEAD: Final = (
     + literal(b"content-type", b"application/grpc")
     + literal(b"grpc-accept-encoding", ",".join(ENCODINGS).encode())
 )
-_HEAD_START: Final = len(_HEAD).to_bytes(3, "big") + bytes((HEADERS, END_HEADERS))
 _OK_TAIL: Final = literal(b"grpc-status", b"0")
 _TAIL_START: Final = len(_OK_TAIL).to_bytes(3, "big") + bytes((HEADERS, END_HEADERS | END_STREAM))
 _ENOUGH: Final = 1 << 18
@@ -40,9 +39,10 @@ _TURN: Final = 1 << 16
 
 
 class Outlet:
-    """The way out of one call. `parted` is called when the status has been said."""
+    """The way out of one call, of either end. `parted` is called when the status has been said; `head`: what comes first."""
 
     __slots__ = (
+        "_head",
         "_is_headed",
         "_line",
         "_loop",
@@ -56,7 +56,8 @@ class Outlet:
         "is_open",
     )
 
-    def __init__(self, line: Line, number: bytes, parted: Callable[[], None]) -> None:
+    def __init__(self, line: Connection, number: bytes, parted: Callable[[], None], *, head: bytes = _HEAD) -> None:
+        self._head = head
         self._line = line
         self._number = number
         self._parted = parted
@@ -73,7 +74,7 @@ class Outlet:
         """Send metadata ahead of the first message. Raises UsageError when it is too late for that."""
         if self._is_headed:
             raise grpc.aio.UsageError("Send initial metadata failed: already sent")
-        block = _HEAD + block_of(metadata)
+        block = self._line.head_start + self._head + block_of(metadata)
         self._is_headed = True
         self._line.put(heading(self._number, block, is_last=False), 0)
 
@@ -82,7 +83,7 @@ class Outlet:
         data = enveloped(message)
         if not self._is_headed:
             self._is_headed = True
-            self._line.put(b"%b%b%b" % (_HEAD_START, self._number, _HEAD), 0)
+            self._line.put(heading(self._number, self._line.head_start + self._head, is_last=False), 0)
         size = len(data)
         if not self._pending and size <= LONGEST_FRAME and size <= self._room and not self._line.is_full:
             self._room -= size
@@ -163,7 +164,9 @@ class Outlet:
 
     def _last(self, code: grpc.StatusCode, text: str, metadata: Metadata) -> bytes:
         block = status_block(code, text, metadata)
-        return heading(self._number, block if self._is_headed else _HEAD + block, is_last=True)
+        return heading(
+            self._number, block if self._is_headed else self._line.head_start + self._head + block, is_last=True
+        )
 
     def _part(self, tail: bytes) -> None:
         # No reset follows when the caller still speaks: gRPC's own client then takes its failed write for the call's
