@@ -6,7 +6,7 @@ import ipaddress
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Final
 
 import grpc.aio
@@ -19,16 +19,17 @@ from facade.images import ImageCalls
 from facade.kept_pictures import KeptPictures
 from facade.memory import VramCalls
 from facade.peers import LlmCalls, Peers
-from facade.session import LlmSession
+from facade.session import METHOD, Dial, LlmSession
 from facade.settings import FacadeSettings
 from facade.store import ResponseStore
 from facade.wiring import Facade
 from services.kit import telemetry
-from services.kit.channels import open_channel
+from services.kit.channels import MAX_MESSAGE_BYTES, identity, open_channel
 from services.kit.clock import SystemClock
 from services.kit.errors import DomainError, Reason
 from services.kit.owner import Owner
 from services.kit.tokens import TokenBook
+from services.kit.wire.dial import LongCall, dialled
 
 _log = telemetry.logger(__name__)
 
@@ -137,7 +138,7 @@ async def _wire(settings: FacadeSettings, owner: Owner, stack: AsyncExitStack) -
     channels = {name: await _channel(stack, settings, address) for name, address in addresses.items()}
     clock = SystemClock()
     limits = {"limit_s": settings.call_limit_s, "wait_s": settings.peer_wait_s}
-    session = LlmSession(channels["llm"], wait_s=settings.peer_wait_s)
+    session = LlmSession(_dial(settings), wait_s=settings.peer_wait_s)
     keeper = owner.start(session.run(), name="stream to llm")
     stack.push_async_callback(_end, keeper)
     return Facade(
@@ -157,6 +158,15 @@ async def _wire(settings: FacadeSettings, owner: Owner, stack: AsyncExitStack) -
 
 async def _channel(stack: AsyncExitStack, settings: FacadeSettings, address: str) -> grpc.aio.Channel:
     return await stack.enter_async_context(open_channel(address, caller=settings.service, state_dir=settings.state_dir))
+
+
+def _dial(settings: FacadeSettings) -> Dial:
+    shown = identity(settings.service, settings.state_dir)
+
+    def dial(heard: Callable[[bytes], None]) -> AbstractAsyncContextManager[LongCall]:
+        return dialled(settings.llm_address, METHOD, metadata=shown, heard=heard, most_bytes=MAX_MESSAGE_BYTES)
+
+    return dial
 
 
 async def _end(task: "asyncio.Task[None]") -> None:

@@ -1,17 +1,17 @@
 """The one stream to llm that carries the generations of every HTTP request."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
-
-import grpc.aio
+from typing import Final
 
 from facade.mailbox import Mailbox
 from facade.translate.failures import error_of
-from omniserve.llm.v1 import llm_pb2, llm_pb2_grpc
+from omniserve.llm.v1 import llm_pb2
 from services.kit import telemetry
-from services.kit.channels import ending
 from services.kit.errors import DomainError, Reason, from_rpc_error
+from services.kit.wire.dial import LongCall
 
 _log = telemetry.logger(__name__)
 
@@ -26,6 +26,10 @@ Event = tuple[int, llm_pb2.GenerationEvent]
 """A prompt's place in the request, and what happened."""
 
 _Outgoing = asyncio.Queue[llm_pb2.GenerateSessionRequest]
+
+METHOD: Final = "/omniserve.llm.v1.LlmService/GenerateSession"
+Dial = Callable[[Callable[[bytes], None]], AbstractAsyncContextManager[LongCall]]
+"""Opens the stream, `METHOD`, given who hears its messages. Raises OSError when nobody is there."""
 
 
 @dataclass(slots=True)
@@ -55,9 +59,9 @@ class LlmSession:
     those that begin meanwhile wait for the next stream at most `wait_s`, and so do those that a stopping llm has not begun.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, *, wait_s: float) -> None:
-        self._channel = channel
-        self._stub: Any = llm_pb2_grpc.LlmServiceStub(channel)
+    def __init__(self, dial: Dial, *, wait_s: float) -> None:
+        self._dial = dial
+        self._has_heard = False
         self._wait_s = wait_s
         self._running: dict[int, _Running] = {}
         self._last_number = 0
@@ -135,26 +139,30 @@ class LlmSession:
         """Keep the stream open until cancelled."""
         backoff = _FIRST_BACKOFF_S
         while True:
-            await self._channel.channel_ready()
-            heard, error = await self._serve_one_stream()
-            _log.warning("the stream to llm ended", reason=error.reason.value, why=error.message)
-            backoff = _FIRST_BACKOFF_S if heard else min(backoff * 2, _LONGEST_BACKOFF_S)
+            self._has_heard = False
+            try:
+                error = await self._serve_one_stream()
+            except OSError:
+                pass  # nobody there yet; generations that wait have their own patience
+            else:
+                _log.warning("the stream to llm ended", reason=error.reason.value, why=error.message)
+            backoff = _FIRST_BACKOFF_S if self._has_heard else min(backoff * 2, _LONGEST_BACKOFF_S)
             await asyncio.sleep(backoff)
 
-    async def _serve_one_stream(self) -> tuple[bool, DomainError]:
-        """Return whether anything was heard on the stream, and what ended it."""
+    async def _serve_one_stream(self) -> DomainError:
+        """Return what ended the stream. Raises OSError when there is nobody to open it to."""
         outgoing: _Outgoing = asyncio.Queue()
-        with ending(self._stub.GenerateSession()) as call:
-            async with asyncio.TaskGroup() as tasks:
-                writer = tasks.create_task(_write(call, outgoing), name="writer of the stream to llm")
-                self._open(outgoing)
-                try:
-                    heard, error = await self._read(call)
-                finally:
-                    self._outgoing = None
-                    writer.cancel()
+        async with self._dial(self._hear) as call, asyncio.TaskGroup() as tasks:
+            writer = tasks.create_task(_write(call, outgoing), name="writer of the stream to llm")
+            self._open(outgoing)
+            try:
+                ended = await call.end()
+            finally:
+                self._outgoing = None
+                writer.cancel()
+        error = DomainError(Reason.DRAINING, "llm is shutting down") if ended is None else from_rpc_error(ended)
         self._lose(is_stopping=error.reason is Reason.DRAINING)
-        return heard, error
+        return error
 
     def _open(self, outgoing: _Outgoing) -> None:
         self._outgoing = outgoing
@@ -163,16 +171,10 @@ class LlmSession:
                 outgoing.put_nowait(running.unsent)
                 running.stop_waiting()
 
-    async def _read(self, call: Any) -> tuple[bool, DomainError]:  # noqa: ANN401 - gRPC's call
-        heard = False
-        try:
-            async for response in call:
-                heard = True
-                for event in response.events:
-                    self._deliver(event)
-        except grpc.aio.AioRpcError as error:
-            return heard, from_rpc_error(error)
-        return heard, DomainError(Reason.DRAINING, "llm is shutting down")
+    def _hear(self, message: bytes) -> None:
+        self._has_heard = True
+        for event in llm_pb2.GenerateSessionResponse.FromString(message).events:
+            self._deliver(event)
 
     def _deliver(self, event: llm_pb2.GenerationEvent) -> None:
         number = event.request
@@ -208,11 +210,7 @@ class LlmSession:
                 self._end(number, lost)
 
 
-async def _write(call: Any, outgoing: _Outgoing) -> None:  # noqa: ANN401 - gRPC's call
-    """Send messages one after the other until the call has ended; the reader learns why."""
+async def _write(call: LongCall, outgoing: _Outgoing) -> None:
+    """Send messages one after the other, for ever."""
     while True:
-        message = await outgoing.get()
-        try:
-            await call.write(message)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return
+        await call.say((await outgoing.get()).SerializeToString())

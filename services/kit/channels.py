@@ -64,7 +64,12 @@ def open_channel(address: str, *, caller: str, state_dir: Path, peers: Iterable[
     (`omniserve.<peer>.v1`) whose RPCs are looked through for that.
     """
     options = (*OPTIONS, ("grpc.service_config", json.dumps(service_config(peers))))
-    return MeshChannel(grpc.aio.insecure_channel(address, options=options), token=ensure_token(state_dir, caller))
+    return MeshChannel(grpc.aio.insecure_channel(address, options=options), identity(caller, state_dir))
+
+
+def identity(caller: str, state_dir: Path) -> Metadata:
+    """Return the metadata by which a caller is known: its service token, made if there is none yet."""
+    return ((TOKEN_KEY, ensure_token(state_dir, caller)),)
 
 
 def service_config(peers: Iterable[str]) -> dict[str, Any]:
@@ -119,9 +124,9 @@ def ending(call: C) -> Iterator[C]:
 class MeshChannel(grpc.aio.Channel):
     """gRPC's channel, with the caller's token and the trace context on every call."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, token: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, identity: Metadata) -> None:
         self._channel = channel
-        self._identity: Metadata = ((TOKEN_KEY, token),)
+        self._identity = identity
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
         """Return the callable of a unary RPC."""

@@ -8,7 +8,7 @@ import binascii
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import grpc
 
@@ -18,6 +18,8 @@ Pairs = tuple[tuple[str, str | bytes], ...]
 
 _BINARY: Final = "-bin"
 _OF_THE_CALL: Final = frozenset({"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding"})
+_OF_THE_STATUS: Final = frozenset({"grpc-status", "grpc-message"})
+_CODES: Final = {str(code.value[0]): code for code in grpc.StatusCode}
 _TIMEOUT: Final = re.compile(r"(\d{1,8})([HMSmun])")
 _UNIT_S: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _AS_IT_IS: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
@@ -56,6 +58,16 @@ def status_block(code: grpc.StatusCode, text: str, metadata: Iterable[tuple[str,
     if text:
         block += literal(b"grpc-message", quote(text, safe=_AS_IT_IS).encode("ascii"))
     return block + block_of(metadata)
+
+
+def status_of(headers: Mapping[str, str]) -> tuple[grpc.StatusCode, str, Pairs]:
+    """Return code, text and metadata of the headers that end a call; a peer that says no code has failed."""
+    code = _CODES.get(headers.get("grpc-status", ""), grpc.StatusCode.UNKNOWN)
+    text = unquote(headers.get("grpc-message", ""))
+    if "grpc-status" not in headers:
+        code, text = grpc.StatusCode.UNAVAILABLE, f"the peer answered HTTP status {headers.get(':status', 'none')}"
+    metadata = metadata_of({name: value for name, value in headers.items() if name not in _OF_THE_STATUS})
+    return code, text, metadata
 
 
 def _binary(value: str) -> bytes:

@@ -161,20 +161,22 @@ async def test_a_finish_reason_is_not_told_before_the_answer_is_whole(mesh, read
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_a_done_before_every_choice_has_ended_is_an_error_and_no_end(mesh, read_stream, path):
-    async with asyncio.TaskGroup() as tasks:
-
-        async def half():
-            started = await mesh.llm.started()
-            started.text("one of two", index=0)
-            started.text("two of two", index=1)
-            started.finish(choices=1)
-
-        tasks.create_task(half())
-        fields = {"prompt": "x"} if path == "/v1/completions" else {}
-        async with read_stream(mesh, path, n=2, **fields) as reading:
-            events = await reading.rest()
+    starting = asyncio.ensure_future(mesh.llm.started())
+    begun = asyncio.ensure_future(_begin(starting))
+    fields = {"prompt": "x"} if path == "/v1/completions" else {}
+    async with read_stream(mesh, path, n=2, **fields) as reading:
+        await begun
+        events = [await reading.data()]
+        (await starting).finish(choices=1)
+        events += await reading.rest()
     assert events[-1]["error"]["reason"] == "engine_failed"
     assert all(choice["finish_reason"] is None for event in events[:-1] for choice in event["choices"])
+
+
+async def _begin(starting) -> None:
+    started = await starting
+    started.text("one of two", index=0)
+    started.text("two of two", index=1)
 
 
 async def test_a_whole_answer_with_an_unended_choice_is_a_500(mesh, chat):
