@@ -26,6 +26,7 @@ import grpc
 import grpc.aio
 import uvloop
 
+from bench.floor import OPTIONS
 from bench.measure import abba, ratio, spread
 from bench.processes import CHECKOUT, Child, free_ports, stop_children_on_signal
 from omniserve.admission.v1 import admission_pb2 as pb
@@ -76,7 +77,7 @@ async def serve_floor(address: str) -> None:
             cast("Any", echo_session), pb.SessionRequest.FromString, pb.SessionResponse.SerializeToString
         ),
     }
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(options=OPTIONS)
     service = "omniserve.admission.v1.AdmissionService"
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     server.add_insecure_port(address)

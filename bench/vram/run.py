@@ -20,6 +20,7 @@ import grpc
 import grpc.aio
 import uvloop
 
+from bench.floor import OPTIONS
 from bench.measure import abba, ratio, spread
 from bench.processes import CHECKOUT, Child, free_ports, stop_children_on_signal
 from omniserve.vram.v1 import vram_pb2 as pb
@@ -31,9 +32,6 @@ CALLS_PER_ROUND = 3
 SERVICE = "omniserve.vram.v1.VramService"
 
 Context = grpc.aio.ServicerContext
-
-# The channel that both sides are called through pings every 10 s, which gRPC's own server takes for abuse by default.
-PATIENCE = (("grpc.keepalive_permit_without_calls", 1), ("grpc.http2.min_ping_interval_without_data_ms", 5_000))
 
 
 # ---- the floor ----------------------------------------------------------------------------------------------------
@@ -88,7 +86,7 @@ async def serve_floor(address: str) -> None:
         )
         for name, handler, request in kinds
     }
-    server = grpc.aio.server(options=PATIENCE)
+    server = grpc.aio.server(options=OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     server.add_insecure_port(address)
     await server.start()
