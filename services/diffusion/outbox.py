@@ -11,14 +11,15 @@ _REPLACED: Final = frozenset({"queued", "loading", "step"})
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One event: the name of its field in the contract's oneof, and the message."""
+    """One event: the name of its field in the contract's oneof, the message, and of which part of the work it tells."""
 
     kind: str
     message: Message
+    part: object = None
 
 
 class Outbox:
-    """Events in order. To a slow reader the newest of several equal signs of progress is said, never a growing queue.
+    """Events in order. To a slow reader the newest of several signs of progress in one part is said, never a growing queue.
 
     `untold`: kinds that nobody wants to hear of.
     """
@@ -29,13 +30,14 @@ class Outbox:
         self._news = asyncio.Event()
         self._closed = False
 
-    def put(self, kind: str, message: Message) -> None:
-        """Add an event."""
+    def put(self, kind: str, message: Message, *, part: object = None) -> None:
+        """Add an event; of a part of the work, if there are several whose ends are worth telling."""
         if kind in self._untold:
             return
-        if kind in _REPLACED and self._events and self._events[-1].kind == kind:
+        last = self._events[-1] if self._events else None
+        if last is not None and kind in _REPLACED and (last.kind, last.part) == (kind, part):
             self._events.pop()
-        self._events.append(Said(kind, message))
+        self._events.append(Said(kind, message, part))
         self._news.set()
 
     def close(self) -> None:

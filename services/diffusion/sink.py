@@ -42,7 +42,7 @@ class Sink:
         if is_between and now_s - self._told_s < _TOLD_EVERY_S:
             return
         self._told, self._told_s = part, now_s
-        self._outbox.put("step", translate.step(progress, self._first, eta_ms=eta_ms))
+        self._outbox.put("step", translate.step(progress, self._first, eta_ms=eta_ms), part=part)
 
     def _eta_ms(self, progress: Progress) -> int | None:
         """Return how long the rest of a phase takes, if its steps take as long as those before."""
