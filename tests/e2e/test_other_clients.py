@@ -19,7 +19,10 @@ CLIENTS = os.environ.get("CLIENTS")
 LIMIT_S = 2_400
 
 pytestmark = [
-    pytest.mark.skipif(CLIENTS is None, reason="`make clients` runs them"),
+    pytest.mark.skipif(
+        CLIENTS is None,
+        reason="OpenAI's SDK for Node, LangChain and Schemathesis are missing: `make clients` gets them and runs this",
+    ),
     pytest.mark.timeout(LIMIT_S + 60),
 ]
 

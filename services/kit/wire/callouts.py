@@ -27,6 +27,8 @@ from services.kit.wire.frames import (
     literal,
 )
 from services.kit.wire.line import Line, Opener
+from services.kit.wire.messages import HEAD, enveloped
+from services.kit.wire.metadata import status_block
 
 _log = telemetry.logger(__name__)
 
@@ -35,7 +37,7 @@ LOOKED_EVERY_S: Final = 5.0
 SILENT_S: Final = 15.0
 """A peer that answers no ping for so long is gone, and with it its calls."""
 _LONGEST_QUESTION: Final = 1 << 18
-LONGEST_MESSAGE: Final = LONGEST_FRAME - 5
+LONGEST_MESSAGE: Final = LONGEST_FRAME - HEAD
 """Bytes of an answer that fits into one frame with the five bytes that gRPC puts before it."""
 
 _OK_HEAD: Final = b"\x88" + literal(b"content-type", b"application/grpc")
@@ -57,7 +59,7 @@ def envelope(message: bytes) -> bytes:
     """Return a serialised answer as `Call.send` takes it. Raises ValueError above LONGEST_MESSAGE."""
     if len(message) > LONGEST_MESSAGE:
         raise ValueError(f"an answer of {len(message)} bytes; {LONGEST_MESSAGE} is the most")
-    return b"\0" + len(message).to_bytes(4, "big") + message
+    return enveloped(message)
 
 
 class Call:
@@ -103,10 +105,7 @@ class Call:
         if code is grpc.StatusCode.OK and self._headed:
             self._line.put(b"%b%b%b" % (_TAIL_START, self._number, _OK_TAIL), 0)
             return
-        status: int = code.value[0]
-        tail = literal(b"grpc-status", str(status).encode())
-        if text:
-            tail += literal(b"grpc-message", text.encode("ascii", "replace")[:1_000])
+        tail = status_block(code, text[:1_000], ())
         block = tail if self._headed else _OK_HEAD + tail
         self._line.put(heading(self._number, block, is_last=True), 0)
 
